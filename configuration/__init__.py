@@ -1,0 +1,1 @@
+"""Configurations: one strict dataclass per model family."""

@@ -1,0 +1,98 @@
+"""What every configuration of the package checks."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import fields
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import GenerationConfig, PreTrainedConfig
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+
+# Keyword arguments that are no fields, but that transformers passes to, or saves with, a configuration.
+_ECOSYSTEM_KEYS = frozenset(
+    """attn_implementation experts_implementation output_attentions num_labels per_layer_config name_or_path
+    _name_or_path _commit_hash torch_dtype auto_map custom_pipelines quantization_config
+    _attn_implementation_internal _experts_implementation_internal _output_attentions""".split()
+)
+
+# The least value of each size, for the families that have it.
+_LEAST = {
+    "vocab_size": 1,
+    "hidden_size": 1,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "intermediate_size": 1,
+    "max_position_embeddings": 1,
+    "type_vocab_size": 1,
+    "initializer_range": 0,
+    "layer_norm_eps": 0,
+    "chunk_size_feed_forward": 0,
+}
+
+
+@strict
+class RegardConfig(PreTrainedConfig):
+    """Base of the families' configurations: refuses unknown fields and sizes that do not fit together.
+
+    Raises:
+        ValueError: naming the field, what it got and what is allowed. An unknown field is answered with the nearest
+            real one, a checkpoint of another architecture with the model types that can be read.
+    """
+
+    # Model types whose checkpoints the family reads, besides its own.
+    compatible_model_types: ClassVar[frozenset[str]] = frozenset()
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        model_type = kwargs.pop("model_type", None)
+        allowed = {self.model_type, *self.compatible_model_types}
+        if model_type and model_type not in allowed:
+            readable = " or ".join(repr(name) for name in sorted(allowed))
+            raise ValueError(f"`model_type` is {model_type!r}, but {type(self).__name__} reads {readable}")
+        self._refuse_unknown_fields(kwargs)
+        super().__post_init__(**kwargs)
+        # The strict decorator calls this as well, but wraps the error in another that takes several lines.
+        self.validate_architecture()
+
+    @classmethod
+    def knows(cls, name: str) -> bool:
+        """Whether a configuration may hold `name`: a field, or a key that transformers itself passes or saves."""
+        generation = GenerationConfig._get_default_generation_params()
+        return name in _ECOSYSTEM_KEYS or name in generation or name in {field.name for field in fields(cls)}
+
+    def _refuse_unknown_fields(self, kwargs: dict[str, Any]) -> None:
+        unknown = sorted(name for name in kwargs if not self.knows(name))
+        if not unknown:
+            return
+        names = sorted(field.name for field in fields(self))
+        nearest = difflib.get_close_matches(unknown[0], names, n=1)
+        hint = f"did you mean `{nearest[0]}`?" if nearest else f"its fields are {', '.join(names)}"
+        message = f"{type(self).__name__} has no field `{unknown[0]}`: {hint}"
+        if self.transformers_version is None:
+            raise ValueError(message)
+        # A saved configuration may come from a later version, or have got an attribute of the user's own.
+        logger.warning(f"{message} (kept as saved, and not used)")
+
+    def validate_architecture(self) -> None:
+        """Checks each size, probability and activation by itself; a family adds what must hold between them."""
+        for field in fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if value is None:
+                continue
+            if name in _LEAST and value < _LEAST[name]:
+                raise ValueError(f"`{name}` ({value}) must be at least {_LEAST[name]}")
+            if name.endswith(("_dropout", "_dropout_prob")) and not 0 <= value < 1:
+                raise ValueError(f"`{name}` ({value}) must be at least 0 and less than 1")
+            # A generation end can be a list of ids; transformers itself only warns of ids outside the vocabulary.
+            if name.endswith("_token_id") and isinstance(value, int) and not 0 <= value < self.vocab_size:
+                raise ValueError(f"`{name}` ({value}) must be an id of the vocabulary, 0 to {self.vocab_size - 1}")
+
+    def _require_choice(self, name: str, allowed: Any) -> None:
+        value = getattr(self, name)
+        if value not in allowed:
+            nearest = difflib.get_close_matches(str(value), allowed, n=1)
+            hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+            raise ValueError(f"`{name}` ({value!r}) must be one of {', '.join(sorted(allowed))}{hint}")

@@ -1,0 +1,1 @@
+"""Model card templates, and the cards of our own reference checkpoints."""

@@ -1,0 +1,1 @@
+"""The attention core and the model families built on it."""

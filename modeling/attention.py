@@ -1,0 +1,298 @@
+"""Score, normalize, combine: attention from the alignment functions to multi-head attention.
+
+Every model of the package attends the same way:
+
+    scores  = align(query, keys)          how well each query matches each key
+    weights = normalize(scores, mask)     softmax over the keys that may be seen
+    context = combine(weights, values)    the weighted sum of the values
+
+Dimension letters: B batch, H heads, Q queries, K keys (and values), D width of a head, E width of the model,
+A width of an alignment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, EncoderDecoderCache, PreTrainedConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+
+def normalize(scores: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Turns scores into weights that sum to one over the keys that may be seen.
+
+    Args:
+        scores: (..., Q, K).
+        mask: broadcastable to `scores`. Boolean, True where a key may be seen; or floating point, added to the
+            scores, with the lowest number of its type where a key may not be seen. None: every key is seen.
+
+    Returns:
+        Weights, (..., Q, K): exactly zero where a key may not be seen, and for every key of a row that sees none.
+    """
+    if mask is None:
+        return torch.softmax(scores, dim=-1)
+    if mask.dtype == torch.bool:
+        hidden = ~mask
+    else:
+        hidden = mask <= torch.finfo(mask.dtype).min
+        scores = scores + mask
+    # Filled once, with a finite number: sums of two masks reach -inf, and a row of -inf is NaN after the softmax.
+    scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+    return torch.softmax(scores, dim=-1).masked_fill(hidden, 0.0)
+
+
+def combine(weights: Tensor, values: Tensor) -> Tensor:
+    """The context vectors: weights (..., Q, K) and values (..., K, D) give (..., Q, D)."""
+    return torch.matmul(weights, values)
+
+
+def dot_scores(query: Tensor, keys: Tensor, scale: float = 1.0) -> Tensor:
+    """Dot products of query (..., Q, D) and keys (..., K, D), times `scale`: (..., Q, K)."""
+    return torch.matmul(query * scale, keys.transpose(-1, -2))
+
+
+class Alignment(nn.Module):
+    """Scores queries against keys. Keys are projected once and passed in; nothing is kept on the module."""
+
+    def project_keys(self, keys: Tensor) -> Tensor:
+        """Projects keys, (B, K, key width), for any number of later calls of `forward`: (B, K, A)."""
+        return keys
+
+    def forward(self, query: Tensor, projected_keys: Tensor) -> Tensor:
+        """Scores of query (B, Q, query width) against projected keys (B, K, A): (B, Q, K)."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how to score")
+
+
+class DotAlignment(Alignment):
+    """q . k (Luong et al., 2015, https://arxiv.org/abs/1508.04025). Query and keys must have one width.
+
+    Raises:
+        ValueError: if the two widths differ.
+    """
+
+    def __init__(self, query_size: int, key_size: int) -> None:
+        super().__init__()
+        if query_size != key_size:
+            raise ValueError(
+                f"{type(self).__name__} needs queries and keys of one width, got {query_size} and {key_size}: "
+                f"make them equal, or use 'bilinear' or 'additive'"
+            )
+
+    def forward(self, query: Tensor, projected_keys: Tensor) -> Tensor:
+        """See `Alignment.forward`."""
+        return dot_scores(query, projected_keys)
+
+
+class ScaledDotAlignment(DotAlignment):
+    """q . k / sqrt(width) (Vaswani et al., 2017, https://arxiv.org/abs/1706.03762)."""
+
+    def forward(self, query: Tensor, projected_keys: Tensor) -> Tensor:
+        """See `Alignment.forward`."""
+        return dot_scores(query, projected_keys, scale=query.shape[-1] ** -0.5)
+
+
+class BilinearAlignment(Alignment):
+    """q . W k, Luong et al.'s "general" score (2015, https://arxiv.org/abs/1508.04025)."""
+
+    def __init__(self, query_size: int, key_size: int) -> None:
+        super().__init__()
+        self.key = nn.Linear(key_size, query_size, bias=False)
+
+    def project_keys(self, keys: Tensor) -> Tensor:
+        """See `Alignment.project_keys`."""
+        return self.key(keys)
+
+    def forward(self, query: Tensor, projected_keys: Tensor) -> Tensor:
+        """See `Alignment.forward`."""
+        return dot_scores(query, projected_keys)
+
+
+class AdditiveAlignment(Alignment):
+    """v . tanh(W q + U k) (Bahdanau et al., 2015, https://arxiv.org/abs/1409.0473)."""
+
+    def __init__(self, query_size: int, key_size: int, alignment_size: int | None = None) -> None:
+        super().__init__()
+        alignment_size = alignment_size or query_size
+        self.query = nn.Linear(query_size, alignment_size)
+        self.key = nn.Linear(key_size, alignment_size, bias=False)
+        self.score = nn.Linear(alignment_size, 1, bias=False)
+
+    def project_keys(self, keys: Tensor) -> Tensor:
+        """See `Alignment.project_keys`."""
+        return self.key(keys)
+
+    def forward(self, query: Tensor, projected_keys: Tensor) -> Tensor:
+        """See `Alignment.forward`."""
+        matched = torch.tanh(self.query(query).unsqueeze(2) + projected_keys.unsqueeze(1))  # (B, Q, K, A)
+        return self.score(matched).squeeze(-1)  # (B, Q, K)
+
+
+ALIGNMENTS: dict[str, type[Alignment]] = {
+    "dot": DotAlignment,
+    "scaled_dot": ScaledDotAlignment,
+    "bilinear": BilinearAlignment,
+    "additive": AdditiveAlignment,
+}
+
+
+def make_alignment(name: str, query_size: int, key_size: int) -> Alignment:
+    """Builds an alignment function by its name.
+
+    Raises:
+        ValueError: if there is no alignment of that name (the names are listed), or the widths do not suit it.
+    """
+    if name not in ALIGNMENTS:
+        raise ValueError(f"`alignment` ({name!r}) must be one of {', '.join(ALIGNMENTS)}")
+    return ALIGNMENTS[name](query_size, key_size)
+
+
+def attend(
+    alignment: Alignment, query: Tensor, projected_keys: Tensor, values: Tensor, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Attends with any alignment function.
+
+    Args:
+        alignment: scores queries against keys.
+        query: (B, Q, query width).
+        projected_keys: what `alignment.project_keys(keys)` gave, (B, K, A).
+        values: (B, K, value width).
+        mask: boolean or additive, see `normalize`; broadcastable to (B, Q, K).
+
+    Returns:
+        The context vectors (B, Q, value width) and the weights (B, Q, K).
+    """
+    weights = normalize(alignment(query, projected_keys), mask)
+    return combine(weights, values), weights
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """The motif on heads, in the signature of transformers' attention functions; it alone returns the weights.
+
+    Query (B, H, Q, D), key and value (B, H, K, D) give the context (B, Q, H, D) and the weights (B, H, Q, K).
+    """
+    if attention_mask is None and query.shape[2] > 1:
+        # As the other kernels read it: no mask is a causal one where the module, or the caller, says so.
+        if getattr(module, "is_causal", False) if is_causal is None else is_causal:
+            length = query.shape[2]
+            attention_mask = torch.ones(length, key.shape[2], dtype=torch.bool, device=query.device).tril()
+    weights = normalize(dot_scores(query, key, scaling), attention_mask)
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return combine(weights, value).transpose(1, 2).contiguous(), weights
+
+
+class MultiHeadAttention(nn.Module):
+    """Projections, heads, scaled dot-product attention, merge, output projection.
+
+    Vaswani et al. (2017), https://arxiv.org/abs/1706.03762. The kernel is the one that `attn_implementation` names.
+
+    Args:
+        config: gives `hidden_size`, `num_attention_heads`, `attention_probs_dropout_prob` and the kernel.
+        layer_idx: the layer's place in a cache.
+        is_causal: whether a query sees its own and earlier keys only, where no mask says otherwise.
+        is_cross_attention: whether keys and values come from a memory instead of the layer's own input.
+
+    Raises:
+        ValueError: if the heads do not divide the width.
+    """
+
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        layer_idx: int | None = None,
+        is_causal: bool = False,
+        is_cross_attention: bool = False,
+    ) -> None:
+        super().__init__()
+        width, heads = config.hidden_size, config.num_attention_heads
+        if width % heads:
+            raise ValueError(f"`hidden_size` ({width}) must be a multiple of `num_attention_heads` ({heads})")
+        self.config = config
+        self.layer_idx = layer_idx
+        self.is_causal = is_causal
+        self.is_cross_attention = is_cross_attention
+        self.head_dim = width // heads
+        self.scaling = self.head_dim**-0.5
+        self.dropout = config.attention_probs_dropout_prob
+        if is_cross_attention:
+            self.query = nn.Linear(width, width)
+            self.key_value = nn.Linear(width, 2 * width)
+        else:
+            self.query_key_value = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        return projected.view(*projected.shape[:-1], -1, self.head_dim).transpose(1, 2)  # (B, H, length, D)
+
+    def _self_attended(self, hidden_states: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = map(self._heads, self.query_key_value(hidden_states).chunk(3, dim=-1))
+        if isinstance(cache, EncoderDecoderCache):
+            cache = cache.self_attention_cache
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
+        return query, key, value
+
+    def _cross_attended(
+        self, hidden_states: Tensor, memory: Tensor, cache: EncoderDecoderCache | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        query = self._heads(self.query(hidden_states))
+        if cache is not None and cache.is_updated.get(self.layer_idx):
+            # The memory does not change while decoding: it was projected once, at the first step.
+            layer = cache.cross_attention_cache.layers[self.layer_idx]
+            return query, layer.keys, layer.values
+        key, value = map(self._heads, self.key_value(memory).chunk(2, dim=-1))
+        if cache is not None:
+            key, value = cache.cross_attention_cache.update(key, value, self.layer_idx)
+            cache.is_updated[self.layer_idx] = True
+        return query, key, value
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        memory: Tensor | None = None,
+        cache: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attends from `hidden_states` to themselves, or to `memory` in cross-attention.
+
+        Args:
+            hidden_states: (B, Q, E).
+            attention_mask: as `transformers.masking_utils` makes it for the kernel in use; None: nothing is hidden.
+            memory: (B, K, E), what cross-attention reads.
+            cache: keys and values of earlier steps; this step's are added.
+
+        Returns:
+            The output (B, Q, E), and the weights (B, H, Q, K) if the kernel is eager, else None.
+        """
+        if self.is_cross_attention:
+            query, key, value = self._cross_attended(hidden_states, memory, cache)
+        else:
+            query, key, value = self._self_attended(hidden_states, cache)
+        attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        context, weights = attention(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            scaling=self.scaling,
+            dropout=self.dropout if self.training else 0.0,
+            **kwargs,
+        )
+        merged = context.reshape(*hidden_states.shape[:-1], -1).contiguous()  # (B, Q, E)
+        return self.output(merged), weights

@@ -1,0 +1,137 @@
+"""What the families' model classes share: initial weights, checks of the input, losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, initialization
+
+from .positions import SinusoidalPositions
+
+
+class RegardPreTrainedModel(PreTrainedModel):
+    """Base of every model class of the package."""
+
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["TransformerBlock"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, SinusoidalPositions):
+            # Buffers that are not saved have no content after loading; this is also called then.
+            initialization.copy_(module.table, module.compute_table())
+
+
+def show_weights(forward: Callable) -> Callable:
+    """Decorator of a base model's `forward`: runs it on the eager kernel when it is asked for attention weights.
+
+    The others return none, and transformers would then give back empty tuples.
+    """
+
+    @wraps(forward)
+    def wrapper(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        kernel = self.config._attn_implementation
+        if kernel == "eager" or not kwargs.get("output_attentions"):
+            return forward(self, *args, **kwargs)
+        self.config._attn_implementation = "eager"
+        try:
+            return forward(self, *args, **kwargs)
+        finally:
+            self.config._attn_implementation = kernel
+
+    return wrapper
+
+
+def _readable(ids: Tensor) -> bool:
+    # Reading a value from an accelerator waits for it, and a compiled graph would break.
+    return ids.device.type == "cpu" and ids.numel() > 0 and not torch.compiler.is_compiling()
+
+
+def check_ids(name: str, ids: Tensor | None, size: int, size_name: str) -> None:
+    """Refuses ids outside 0 to `size` - 1, where that can be read without waiting for an accelerator.
+
+    Raises:
+        ValueError: naming the argument, the id and the limit.
+    """
+    if ids is None or not _readable(ids):
+        return
+    least, largest = (int(value) for value in torch.aminmax(ids))
+    if least < 0 or largest >= size:
+        wrong = least if least < 0 else largest
+        raise ValueError(f"`{name}` holds the id {wrong}, but `{size_name}` ({size}) allows 0 to {size - 1}")
+
+
+def check_length(length: int, limit: int) -> None:
+    """Refuses a sequence longer than the positions.
+
+    Raises:
+        ValueError: naming both lengths, and how to truncate.
+    """
+    if length > limit:
+        raise ValueError(
+            f"the sequence has {length} tokens, {length} > {limit} (`max_position_embeddings`): "
+            f"truncate it, e.g. `tokenizer(..., truncation=True, max_length={limit})`"
+        )
+
+
+def check_labels(labels: Tensor, num_classes: int, name: str = "labels") -> None:
+    """Refuses class labels outside 0 to `num_classes` - 1; -100 marks what is not to be predicted.
+
+    Raises:
+        ValueError: naming the argument, the label and what is allowed.
+    """
+    if not _readable(labels):
+        return
+    counted = labels[labels != -100]
+    if counted.numel() and not (int(counted.min()) >= 0 and int(counted.max()) < num_classes):
+        wrong = int(counted.min()) if int(counted.min()) < 0 else int(counted.max())
+        raise ValueError(f"`{name}` holds {wrong}, but the labels are 0 to {num_classes - 1}, and -100 to ignore one")
+
+
+def mean_loss(total: Tensor, count: Tensor | int, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+    """Divides a summed loss by what it was summed over.
+
+    Args:
+        total: the summed loss.
+        count: number of items in it; with none the loss is 0, with gradients of 0, not NaN.
+        num_items_in_batch: number of items in the whole batch, over accumulation steps and processes, of which this
+            is a part; takes the place of `count`.
+    """
+    items = count if num_items_in_batch is None else num_items_in_batch
+    return total / torch.as_tensor(items, device=total.device).clamp(min=1)
+
+
+def cross_entropy(
+    logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None = None, name: str = "labels"
+) -> Tensor:
+    """Mean cross-entropy, in float32, of logits (..., classes) and labels (...), -100 ignored; see `mean_loss`.
+
+    Raises:
+        ValueError: if a label is outside the classes.
+    """
+    check_labels(labels, logits.shape[-1], name)
+    labels = labels.reshape(-1).to(logits.device)
+    total = nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), labels, reduction="sum")
+    return mean_loss(total, (labels != -100).sum(), num_items_in_batch)
+
+
+def weighted_cross_entropy(
+    logits: Tensor, labels: Tensor, weights: Tensor, total_weight: Tensor | int, name: str = "labels"
+) -> Tensor:
+    """Cross-entropy of logits (B, classes) and labels (B,), each times its weight, over the batch's total weight.
+
+    Raises:
+        ValueError: if a label is outside the classes.
+    """
+    check_labels(labels, logits.shape[-1], name)
+    labels = labels.reshape(-1).to(logits.device)
+    each = nn.functional.cross_entropy(logits.float(), labels, reduction="none")
+    return mean_loss((each * weights.to(each.device)).sum(), total_weight)

@@ -1,0 +1,58 @@
+"""Position embeddings: learned and sinusoidal, looked up by position ids.
+
+Dimension letters: B batch, L length, P positions, E width of the model.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class LearnedPositions(nn.Embedding):
+    """One learned vector per position (Gehring et al., 2017, https://arxiv.org/abs/1705.03122)."""
+
+
+class SinusoidalPositions(nn.Module):
+    """Sines and cosines of geometrically spaced wavelengths (Vaswani et al., 2017, https://arxiv.org/abs/1706.03762).
+
+    The first half of a vector holds the sines, the second the cosines.
+
+    Raises:
+        ValueError: if the width is odd.
+    """
+
+    table: Tensor
+
+    def __init__(self, num_positions: int, hidden_size: int) -> None:
+        super().__init__()
+        if hidden_size % 2:
+            raise ValueError(f"`hidden_size` ({hidden_size}) must be even for sinusoidal positions")
+        self.num_positions, self.hidden_size = num_positions, hidden_size
+        self.register_buffer("table", self.compute_table(), persistent=False)
+
+    def compute_table(self) -> Tensor:
+        """The table, (P, E). Not saved, so it is computed again after each load."""
+        half = self.hidden_size // 2
+        # In float64: float32 loses the last digits of the angle at positions in the thousands.
+        rates = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+        angles = torch.arange(self.num_positions, dtype=torch.float64)[:, None] * rates  # (P, E / 2)
+        return torch.cat([angles.sin(), angles.cos()], dim=-1).to(torch.get_default_dtype())
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        """Position ids (B, L) give embeddings (B, L, E)."""
+        return nn.functional.embedding(position_ids, self.table)
+
+
+POSITIONS: dict[str, type[nn.Module]] = {"learned": LearnedPositions, "sinusoidal": SinusoidalPositions}
+
+
+def make_positions(name: str, num_positions: int, hidden_size: int) -> nn.Module:
+    """Builds position embeddings by their name.
+
+    Raises:
+        ValueError: if there are none of that name; the names are listed.
+    """
+    if name not in POSITIONS:
+        raise ValueError(f"`position_embedding_type` ({name!r}) must be one of {', '.join(POSITIONS)}")
+    return POSITIONS[name](num_positions, hidden_size)

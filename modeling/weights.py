@@ -1,0 +1,141 @@
+"""The on-disk format of the BERT family: stock BERT's tensor names and shapes.
+
+In memory the names are this package's, and query, key and value are one matrix. transformers applies the mapping
+below when it loads a checkpoint and the reverse when it saves one. So any stock BERT checkpoint loads, and a saved
+one becomes a stock checkpoint by rewriting its `config.json`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.conversion_mapping import register_checkpoint_conversion_mapping
+from transformers.core_model_loading import (
+    Concatenate,
+    ConversionOps,
+    PrefixChange,
+    WeightConverter,
+    WeightRenaming,
+    WeightTransform,
+)
+
+# Parts of a name on disk, and in memory. They are replaced from top to bottom: a longer one before a part of it.
+_ENCODER = {
+    "word_embeddings": "tokens",
+    "position_embeddings": "positions",
+    "token_type_embeddings": "segments",
+    "embeddings.LayerNorm": "embeddings.norm",
+    "encoder.layer": "encoder.blocks",
+    "attention.output.dense": "self_attention.output",
+    "attention.output.LayerNorm": "self_attention_slot.after",
+    "intermediate.dense": "feed_forward.up",
+    "output.dense": "feed_forward.down",
+    "output.LayerNorm": "feed_forward_slot.after",
+}
+_MASKED_LM_HEAD = {
+    "cls.predictions.transform.dense": "masked_lm_head.dense",
+    "cls.predictions.transform.LayerNorm": "masked_lm_head.norm",
+    "cls.predictions.decoder.weight": "masked_lm_head.decoder.weight",
+}
+_NEXT_SENTENCE_HEAD = {"cls.seq_relationship": "next_sentence_head"}
+
+
+class LoadOnlyRenaming(PrefixChange):
+    """A renaming without a reverse, for names that are read but never written.
+
+    It is a `PrefixChange` since transformers leaves those out when it saves.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, source: str, target: str) -> None:
+        WeightRenaming.__init__(self, source, target)
+
+
+class ReadPredictionBias(ConversionOps):
+    """Picks the bias that stock BERT would use.
+
+    Stock BERT has it under two names. With tied embeddings both are `cls.predictions.bias`, and that alone is saved;
+    untied, `cls.predictions.decoder.bias` is used, and the other is saved but idle.
+    """
+
+    def convert(
+        self,
+        input_dict: dict[str, list[Tensor]],
+        source_patterns: list[str],
+        target_patterns: list[str],
+        config: PreTrainedConfig,
+        **kwargs: Any,
+    ) -> dict[str, Tensor]:
+        """See `ConversionOps.convert`; the one or two tensors come in the order of their names."""
+        tensors = input_dict[source_patterns[0]]
+        return {target_patterns[0]: tensors[0 if config.tie_word_embeddings else -1]}
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        """Writes what this reads."""
+        return WritePredictionBias()
+
+
+class WritePredictionBias(ConversionOps):
+    """Writes the bias under the name, or the two names, that stock BERT looks for."""
+
+    def convert(
+        self,
+        input_dict: dict[str, list[Tensor]],
+        source_patterns: list[str],
+        target_patterns: list[str],
+        config: PreTrainedConfig,
+        **kwargs: Any,
+    ) -> dict[str, Tensor]:
+        """See `ConversionOps.convert`."""
+        bias = input_dict[source_patterns[0]][0]
+        names = {"cls.predictions.bias": bias}
+        return names if config.tie_word_embeddings else names | {"cls.predictions.decoder.bias": bias.clone()}
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        """Reads what this writes."""
+        return ReadPredictionBias()
+
+
+def _renamings(names: dict[str, str]) -> list[WeightTransform]:
+    # The first BERT checkpoints call the parameters of a norm gamma and beta.
+    old_names = [
+        LoadOnlyRenaming("LayerNorm.gamma", "LayerNorm.weight"),
+        LoadOnlyRenaming("LayerNorm.beta", "LayerNorm.bias"),
+    ]
+    return [*old_names, *(WeightRenaming(disk, memory) for disk, memory in names.items())]
+
+
+def register_bert_weights() -> None:
+    """Registers the encoder's mapping for the model type, and for each pretrained class that of its heads."""
+    encoder = [
+        *_renamings(_ENCODER),
+        WeightConverter(
+            [f"attention.self.{name}" for name in ("query", "key", "value")],
+            "self_attention.query_key_value",
+            operations=[Concatenate(dim=0)],
+        ),
+    ]
+    masked_lm = [
+        *_renamings(_MASKED_LM_HEAD),
+        WeightConverter(
+            "cls.predictions.(?:decoder.)?bias", "masked_lm_head.decoder.bias", operations=[ReadPredictionBias()]
+        ),
+    ]
+    next_sentence = _renamings(_NEXT_SENTENCE_HEAD)
+    mappings = {
+        "regard_bert": encoder,
+        "RegardBertForPreTraining": [*masked_lm, *next_sentence],
+        "RegardBertForMaskedLM": masked_lm,
+        "RegardBertForNextSentencePrediction": next_sentence,
+    }
+    for name, mapping in mappings.items():
+        # Code published beside a checkpoint registers the same once more when this package is imported too.
+        register_checkpoint_conversion_mapping(name, mapping, overwrite=True)
+
+
+register_bert_weights()

@@ -1,0 +1,161 @@
+"""The command line: each command is a function of the library with the same arguments."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+import yaml
+from huggingface_hub.errors import StrictDataclassError
+from tqdm.auto import tqdm
+from transformers.utils import logging as transformers_logging
+
+from . import __version__
+from .fill import fill_masks
+from .train import train_bert
+from .training.bert import BertSettings
+from .training.settings import field_types, read_yaml
+
+app = typer.Typer(
+    help="Attention models for the Hugging Face ecosystem: train, try and share them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+train_app = typer.Typer(help="Train a model.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(train_app, name="train")
+
+
+class _Console(logging.Handler):
+    """Prints what the package logs, above a progress bar if there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = self.format(record)
+        tqdm.write(f"Warning: {text}" if record.levelno >= logging.WARNING else text)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"regard {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _setup(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    logger = logging.getLogger("regard")
+    logger.setLevel(logging.INFO)
+    logger.handlers = [_Console()]
+    # What transformers says of loading and saving is for those who call it themselves.
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+
+
+def _option_for(name: str, kind: Any, default: Any, help: str) -> inspect.Parameter:
+    """The command-line option of a setting. It is None if not given, so that a settings file can have its say."""
+    optional = type(None) in get_args(kind)
+    kind = next(option for option in get_args(kind) if option is not type(None)) if optional else kind
+    flag = "--" + name.replace("_", "-")
+    if kind is dict:
+        kind, shown, metavar = list[str], None, "NAME=VALUE"
+    else:
+        shown = ", ".join(map(str, default)) if isinstance(default, list) else default
+        metavar = None
+    if kind is bool:
+        shown = "yes" if default else "no"
+        flag = f"{flag}/--no-{flag.removeprefix('--')}"
+    text = help if shown is None else f"{help} [default: {shown}]"
+    annotation = Annotated[kind | None, typer.Option(flag, help=text, metavar=metavar, show_default=False)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _parse_field(text: str) -> tuple[str, Any]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise ValueError(f"`config` ({text!r}) must be NAME=VALUE, such as hidden_size=256")
+    return name, yaml.safe_load(value)
+
+
+def settings_command(settings_class: type, run: Callable[..., Any], output: str) -> Callable[..., None]:
+    """Makes a training command whose options are the fields of a settings dataclass.
+
+    Args:
+        settings_class: the dataclass, see `training.settings`.
+        run: is called with the output folder, the settings that were given, and whether to resume.
+        output: the folder that is written to by default.
+    """
+
+    def command(output: Path, resume: bool, settings: Path | None, **given: Any) -> None:
+        chosen = read_yaml(settings) if settings else {}
+        chosen |= {name: value for name, value in given.items() if value is not None and name != "config"}
+        if given.get("config"):
+            chosen["config"] = {**chosen.get("config", {}), **dict(map(_parse_field, given["config"]))}
+        run(output, chosen, resume=resume)
+
+    def default_of(setting: Any) -> Any:
+        return setting.default if setting.default is not MISSING else setting.default_factory()
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    options = [
+        inspect.Parameter(
+            "output",
+            keyword,
+            default=Path(output),
+            annotation=Annotated[Path, typer.Option(help="Folder of the run.")],
+        ),
+        inspect.Parameter(
+            "resume",
+            keyword,
+            default=False,
+            annotation=Annotated[bool, typer.Option("--resume", help="Go on with the run in the output folder.")],
+        ),
+        inspect.Parameter(
+            "settings",
+            keyword,
+            default=None,
+            annotation=Annotated[
+                Path | None,
+                typer.Option(help="YAML file of settings, named as here with _ for -; options go before it."),
+            ],
+        ),
+    ]
+    types = field_types(settings_class)
+    for setting in fields(settings_class):
+        options.append(_option_for(setting.name, types[setting.name], default_of(setting), setting.metadata["help"]))
+    command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    command.__annotations__ = {option.name: option.annotation for option in options}
+    return command
+
+
+train_app.command("bert", help="Pretrain a BERT: masked language modeling and next sentence prediction.")(
+    settings_command(BertSettings, train_bert, "runs/bert")
+)
+
+
+@app.command()
+def fill(
+    text: Annotated[str, typer.Argument(help="Text with one or more [MASK].")],
+    model: Annotated[str, typer.Option(help="Folder of a run or a model, or a Hub id.")] = "runs/bert",
+    top: Annotated[int, typer.Option(help="Number of guesses for each mask.")] = 5,
+) -> None:
+    """Fill the masks in a text."""
+    for number, guesses in enumerate(fill_masks(text, model, top), start=1):
+        typer.echo(f"[MASK] {number}")
+        for guess in guesses:
+            typer.echo(f"  {guess.probability:7.2%}  {guess.token}")
+
+
+def main() -> None:
+    """Runs the command line. A user's mistake is told in one line, with exit code 2."""
+    try:
+        app()
+    except (ValueError, OSError, StrictDataclassError) as error:
+        typer.echo(f"regard: {' '.join(str(error).split())}", err=True)
+        raise SystemExit(2) from None

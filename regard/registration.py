@@ -1,0 +1,37 @@
+"""The model families, and their registration with transformers' Auto classes."""
+
+from __future__ import annotations
+
+import transformers
+
+from .configuration.bert import RegardBertConfig
+from .modeling import bert, bert_tasks
+
+# Each family: its configuration, its tokenizer class if that is a stock one, and its classes by Auto class.
+FAMILIES: dict = {
+    RegardBertConfig: {
+        "AutoModel": bert.RegardBertModel,
+        "AutoModelForPreTraining": bert.RegardBertForPreTraining,
+        "AutoModelForMaskedLM": bert.RegardBertForMaskedLM,
+        "AutoModelForNextSentencePrediction": bert.RegardBertForNextSentencePrediction,
+        "AutoModelForSequenceClassification": bert_tasks.RegardBertForSequenceClassification,
+        "AutoModelForTokenClassification": bert_tasks.RegardBertForTokenClassification,
+        "AutoModelForQuestionAnswering": bert_tasks.RegardBertForQuestionAnswering,
+        "AutoModelForMultipleChoice": bert_tasks.RegardBertForMultipleChoice,
+    },
+}
+TOKENIZERS = {RegardBertConfig: transformers.BertTokenizer}
+
+
+def register_families() -> None:
+    """Registers every family.
+
+    Raises:
+        ValueError: if a model type is already taken by a class of transformers.
+    """
+    for config_class, models in FAMILIES.items():
+        transformers.AutoConfig.register(config_class.model_type, config_class)
+        for auto_class, model_class in models.items():
+            getattr(transformers, auto_class).register(config_class, model_class)
+    for config_class, tokenizer_class in TOKENIZERS.items():
+        transformers.AutoTokenizer.register(config_class, tokenizer_class)

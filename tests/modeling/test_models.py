@@ -1,0 +1,269 @@
+"""One battery for every registered model class."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
+
+from regard import registration
+from regard.modeling.base import RegardPreTrainedModel
+from regard.registration import FAMILIES
+
+every_kernel = pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+
+# What shifts every score of a softmax alike changes nothing, so these have a gradient of zero.
+SHIFTS = {
+    "RegardBertForMultipleChoice": {"classifier.bias"},
+    "RegardBertForQuestionAnswering": {"qa_outputs.bias", "bert.encoder.blocks.1.feed_forward_slot.after.bias"},
+}
+
+
+def tensors_of(outputs) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in outputs.items() if isinstance(value, torch.Tensor)}
+
+
+def at_tokens(outputs, mask) -> dict[str, torch.Tensor]:
+    """Outputs that have an entry for each token: those of real tokens alone."""
+    real = mask.bool()
+    tensors = tensors_of(outputs)
+    return {name: value[real] if value.shape[: mask.dim()] == mask.shape else value for name, value in tensors.items()}
+
+
+def rows(inputs, index) -> dict[str, torch.Tensor]:
+    return {name: value[index] for name, value in inputs.items()}
+
+
+def gradients(model, loss) -> dict[str, torch.Tensor]:
+    return dict(zip(dict(model.named_parameters()), torch.autograd.grad(loss, list(model.parameters())), strict=True))
+
+
+@every_kernel
+def test_forward_is_finite_and_every_parameter_gets_a_gradient(model_class, kernel, make_model, make_inputs, loss_of):
+    model = make_model(model_class, kernel)
+    outputs = model(**make_inputs(model_class, labels=True))
+    assert all(value.isfinite().all() for value in tensors_of(outputs).values())
+    loss = loss_of(outputs)
+    assert loss.shape == ()
+    assert loss > 0
+    for name, gradient in gradients(model, loss).items():
+        assert gradient.isfinite().all(), name
+        if name not in SHIFTS.get(model_class.__name__, ()):
+            assert gradient.abs().max() > 1e-6, name
+
+
+def test_dropout_is_active_in_training_only(model_class, make_model, make_inputs):
+    model = make_model(model_class)
+    inputs = make_inputs(model_class)
+    assert model(**inputs)[0].equal(model(**inputs)[0])
+    model.train()
+    assert not torch.allclose(model(**inputs)[0], model(**inputs)[0])
+    model.eval()
+    assert model(**inputs)[0].equal(model(**inputs)[0])
+
+
+def test_a_fresh_model_has_the_initial_weights_it_should(model_class, tiny_fields):
+    config_class = next(config for config, models in FAMILIES.items() if model_class in models.values())
+    model = model_class(config_class(**tiny_fields(model_class), initializer_range=0.3))
+    matrices = []
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            assert (module.weight == 1).all(), name
+        elif isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
+            assert (module.weight[module.padding_idx] == 0).all(), name
+        elif isinstance(module, torch.nn.Linear):
+            matrices.append(module.weight.flatten())
+        if isinstance(module, torch.nn.LayerNorm | torch.nn.Linear):
+            assert (module.bias == 0).all(), name
+    assert abs(torch.cat(matrices).std() - 0.3) < 0.03
+
+
+def test_a_saved_model_comes_back_bit_for_bit(model_class, auto_class, make_model, make_inputs, tmp_path):
+    model = make_model(model_class)
+    model.save_pretrained(tmp_path)
+    files = {"config.json", "model.safetensors"} | ({"generation_config.json"} if model.can_generate() else set())
+    assert {path.name for path in tmp_path.iterdir()} == files
+    inputs = make_inputs(model_class, labels=True)
+    for loader in (model_class, auto_class):
+        # Tables that are not saved must be computed again, whatever stood in the memory that they get.
+        junk = [torch.full_like(buffer.float(), torch.nan) for _ in range(100) for buffer in model.buffers()]
+        del junk
+        loaded, report = loader.from_pretrained(tmp_path, output_loading_info=True)
+        assert type(loaded) is model_class
+        assert not any(report.values())
+        assert not loaded.training
+        expected, actual = ({**dict(m.named_parameters()), **dict(m.named_buffers())} for m in (model, loaded))
+        assert actual.keys() == expected.keys()
+        assert [name for name in expected if not actual[name].equal(expected[name])] == []
+        for name, value in tensors_of(model(**inputs)).items():
+            assert loaded(**inputs)[name].equal(value), name
+    saved, read = model.config.to_dict(), loaded.config.to_dict()
+    assert {name for name in saved if saved[name] != read[name]} <= {"_name_or_path"}
+    assert loaded.config.architectures == [model_class.__name__]
+
+
+@every_kernel
+def test_the_order_of_a_batch_does_not_matter(model_class, kernel, make_model, make_inputs):
+    model, inputs = make_model(model_class, kernel), make_inputs(model_class)
+    order = torch.tensor([2, 0, 1])
+    expected, actual = tensors_of(model(**inputs)), tensors_of(model(**rows(inputs, order)))
+    for name, value in expected.items():
+        torch.testing.assert_close(actual[name], value[order], msg=name)
+
+
+@every_kernel
+def test_padding_changes_nothing(model_class, kernel, make_model, make_inputs):
+    model, inputs = make_model(model_class, kernel), make_inputs(model_class)
+    together = tensors_of(model(**inputs))
+    lengths = []
+    for row in range(len(inputs["attention_mask"])):
+        one = rows(inputs, slice(row, row + 1))
+        length = int(one["attention_mask"].sum(dim=-1).max())
+        one = {name: value[..., :length] for name, value in one.items()}
+        assert one["attention_mask"].all()
+        alone = tensors_of(model(**one))
+        for name, value in alone.items():
+            # The same part of what the whole batch gave.
+            part = together[name][row : row + 1][tuple(slice(0, size) for size in value.shape)]
+            torch.testing.assert_close(part, value, atol=1e-5, rtol=0, msg=name)
+        lengths.append(length)
+    assert len(set(lengths)) == len(lengths)
+
+
+@every_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_row_of_nothing_but_padding_harms_nobody(model_class, kernel, dtype, make_model, make_inputs, loss_of):
+    model, inputs = make_model(model_class, kernel).to(dtype), make_inputs(model_class, labels=True)
+    inputs["attention_mask"][1] = 0
+    for name in inputs.keys() & {"labels", "next_sentence_label", "start_positions", "end_positions"}:
+        inputs[name][1] = 99 if name.endswith("positions") else -100
+    outputs = model(**inputs)
+    assert all(value.isfinite().all() for value in tensors_of(outputs).values())
+    others = [0, 2]
+    expected = model(**rows(inputs, others))
+    tolerance = 1e-5 if dtype == torch.float32 else 0.05
+    for name, value in tensors_of(expected).items():
+        actual = outputs[name] if name == "loss" else outputs[name][others]
+        torch.testing.assert_close(actual.float(), value.float(), atol=tolerance, rtol=tolerance, msg=name)
+    for name, gradient in gradients(model, loss_of(outputs)).items():
+        assert gradient.isfinite().all(), name
+    if "loss" in outputs and dtype == torch.float32:
+        actual, wanted = (gradients(model, each.loss) for each in (model(**inputs), expected))
+        torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_the_kernels_agree(model_class, make_model, make_inputs, loss_of):
+    """Evaluation, and training with dropout 0."""
+    model = make_model(model_class, "eager", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    inputs = make_inputs(model_class, labels=True)
+    for training in (False, True):
+        model.train(training)
+        results = []
+        for kernel in ("eager", "sdpa"):
+            model.set_attn_implementation(kernel)
+            outputs = model(**inputs)
+            results.append(at_tokens(outputs, inputs["attention_mask"]))
+        torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=0)
+        expected, actual = (gradients(model, loss_of(result)) for result in results)
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing:FutureWarning")
+@every_kernel
+def test_gradient_checkpointing_gives_the_same_gradients(model_class, kernel, make_model, make_inputs, loss_of):
+    """With dropout, and with frozen embeddings, which the re-entrant kind would not get past."""
+    model, inputs = make_model(model_class, kernel).train(), make_inputs(model_class, labels=True)
+    model.get_input_embeddings().requires_grad_(False)
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+    def run():
+        calls = []
+        handles = [
+            module.register_forward_hook(lambda *args: calls.append(args[0]))
+            for module in model.modules()
+            if type(module).__name__ == "MultiHeadAttention"
+        ]
+        torch.manual_seed(3)
+        gradients = torch.autograd.grad(loss_of(model(**inputs)), list(trained.values()))
+        for handle in handles:
+            handle.remove()
+        return len(calls), dict(zip(trained, gradients, strict=True))
+
+    calls, expected = run()
+    model.gradient_checkpointing_enable()
+    calls_when_checkpointed, actual = run()
+    assert calls_when_checkpointed == 2 * calls > 0
+    torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-6)
+    model.gradient_checkpointing_disable()
+    assert run()[0] == calls
+
+
+def test_compiled_is_the_same(model_class, make_model, make_inputs, loss_of):
+    """In one graph, forward and backward."""
+    model, inputs = make_model(model_class), make_inputs(model_class, labels=True)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    expected, actual = model(**inputs), compiled(**inputs)
+    torch.testing.assert_close(tensors_of(actual), tensors_of(expected))
+    torch.testing.assert_close(gradients(model, loss_of(actual)), gradients(model, loss_of(expected)))
+
+
+def test_copies_and_pickles_are_models_of_their_own(model_class, make_model, make_inputs):
+    model, inputs = make_model(model_class), make_inputs(model_class)
+    expected = model(**inputs)[0]
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other(**inputs)[0].equal(expected)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.zero_()
+        assert not other(**inputs)[0].equal(expected)
+    assert model(**inputs)[0].equal(expected)
+
+
+def test_ties_are_one_parameter(model_class, make_model, tmp_path):
+    def is_tied(model) -> bool:
+        return model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+    tied, untied = (make_model(model_class, tie_word_embeddings=value) for value in (True, False))
+    if tied.get_output_embeddings() is None:
+        assert not tied.all_tied_weights_keys
+        return
+    for model, expected in ((tied, True), (untied, False)):
+        assert is_tied(model) == expected
+        assert is_tied(copy.deepcopy(model)) == expected
+        model.save_pretrained(tmp_path)
+        loaded = model_class.from_pretrained(tmp_path)
+        assert is_tied(loaded) == expected
+        assert is_tied(loaded.to(torch.bfloat16)) == expected
+    sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in (tied, untied)]
+    assert sizes[1] - sizes[0] == tied.get_input_embeddings().weight.numel()
+
+
+def test_a_model_generates_only_if_its_name_says_so(model_class):
+    generates = model_class.__name__.endswith(("CausalLM", "ConditionalGeneration"))
+    assert model_class.can_generate() == generates
+    assert issubclass(model_class, RegardPreTrainedModel)
+    assert issubclass(model_class, transformers.GenerationMixin) == generates
+
+
+@pytest.mark.parametrize("config_class", list(FAMILIES), ids=lambda config_class: config_class.model_type)
+def test_model_types_are_ours_alone(config_class, monkeypatch):
+    model_type = config_class.model_type
+    assert model_type.startswith("regard_")
+    assert model_type not in CONFIG_MAPPING_NAMES
+    assert type(transformers.AutoConfig.for_model(model_type)) is config_class
+    # A later transformers may bring a model type of that name.
+    monkeypatch.setitem(CONFIG_MAPPING._mapping, model_type, "BertConfig")
+    with pytest.raises(ValueError, match=f"'{model_type}' is already used"):
+        registration.register_families()
+
+
+def test_every_registered_class_is_public():
+    import regard
+
+    for config_class, models in FAMILIES.items():
+        for public in (config_class, *models.values()):
+            assert getattr(regard, public.__name__) is public
+            assert public.__name__ in regard.__all__

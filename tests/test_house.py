@@ -1,0 +1,230 @@
+"""The rules that hold for the repository as a whole: who imports whom, what is installed, what stays out."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FACE = "regard"
+
+# Each folder and what it may import of ours. `regard` alone is also the name of the package.
+MAY_IMPORT = {
+    "configuration": set(),
+    "tokenization": set(),
+    "model_cards": set(),
+    "modeling": {"configuration"},
+    "training": {"configuration", "modeling", "tokenization"},
+    "inspection": {"configuration", "modeling", "tokenization"},
+    "sharing": {"configuration", "modeling", "tokenization", "model_cards"},
+    FACE: {"configuration", "tokenization", "model_cards", "modeling", "training", "inspection", "sharing"},
+}
+# Not part of the package.
+OTHER_FOLDERS = {"benchmarks", "build", "docs", "tests"}
+
+
+def house_folders(root: Path) -> list[Path]:
+    return [root / name for name in MAY_IMPORT if (root / name).is_dir()]
+
+
+def house_modules(root: Path) -> list[Path]:
+    return sorted(path for folder in house_folders(root) for path in folder.rglob("*.py"))
+
+
+def imported_names(node: ast.AST, package: list[str]) -> list[str] | None:
+    """The absolute names that a statement imports; None where it climbs out of the package."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        if node.level > len(package):
+            return None
+        base = package[: len(package) - node.level + 1] if node.level else []
+        # `from .. import modeling` names a folder only in its last part.
+        return [".".join([*base, *filter(None, [node.module]), alias.name]) for alias in node.names]
+    if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("import_module", "__import__"):
+        return [a.value for a in node.args[:1] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+    return []
+
+
+def broken_rules(root: Path) -> list[str]:
+    """One line for each import in the house at `root` that its folder may not make."""
+    broken = []
+    for path in house_modules(root):
+        relative = path.relative_to(root)
+        folder = relative.parts[0]
+        package = list(relative.parts[:-1]) if folder == FACE else [FACE, *relative.parts[:-1]]
+        # All statements, wherever they stand: in a function or under TYPE_CHECKING too.
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = imported_names(node, package)
+            if names is None:
+                broken.append(f"{relative}:{node.lineno}: the import climbs out of the package")
+                continue
+            inside = isinstance(node, ast.ImportFrom) and node.level > 0
+            for name in names:
+                top, _, rest = name.partition(".")
+                if top in MAY_IMPORT and top != FACE and not inside:
+                    broken.append(f"{relative}:{node.lineno}: `{name}` exists in a checkout only")
+                elif top == FACE and not inside and folder != FACE:
+                    broken.append(f"{relative}:{node.lineno}: `{name}` must be imported relatively")
+                elif top == "" and folder != FACE:
+                    broken.append(f"{relative}:{node.lineno}: `{name}` must be an import statement")
+                elif top == FACE:
+                    target = rest.partition(".")[0]
+                    target = target if target in MAY_IMPORT else FACE
+                    if target not in MAY_IMPORT[folder] | {folder}:
+                        broken.append(f"{relative}:{node.lineno}: {folder} may not import {target}")
+    return broken
+
+
+def test_every_import_keeps_to_the_table():
+    assert house_modules(ROOT)
+    assert broken_rules(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "complaint"),
+    [
+        ("modeling/a.py", "from ..configuration.bert import X", None),
+        ("modeling/a.py", "from . import attention\nfrom .attention import X", None),
+        ("modeling/a.py", "import torch, regardless\nfrom transformers import training_args", None),
+        ("modeling/deep/a.py", "from ...configuration import X\nfrom .. import attention", None),
+        ("sharing/a.py", "from .. import model_cards", None),
+        ("regard/a.py", "import regard.modeling\nfrom .training import data\nfrom . import b", None),
+        ("modeling/a.py", "from ..training.data import X", "modeling may not import training"),
+        ("modeling/a.py", "from .. import training", "modeling may not import training"),
+        ("modeling/a.py", "def f():\n    from ..training import X", "modeling may not import training"),
+        ("modeling/a.py", "if TYPE_CHECKING:\n    from ..sharing import X", "modeling may not import sharing"),
+        ("modeling/deep/a.py", "from ...tokenization import X", "modeling may not import tokenization"),
+        ("configuration/a.py", "from ..modeling import X", "configuration may not import modeling"),
+        ("tokenization/a.py", "from ..configuration import X", "tokenization may not import configuration"),
+        ("model_cards/a.py", "from ..configuration import X", "model_cards may not import configuration"),
+        ("training/a.py", "from ..sharing import X", "training may not import sharing"),
+        ("inspection/a.py", "from ..training import X", "inspection may not import training"),
+        ("sharing/a.py", "from ..training import X", "sharing may not import training"),
+        ("training/a.py", "from .. import __version__", "training may not import regard"),
+        ("training/a.py", "from ..cli import main", "training may not import regard"),
+        ("training/a.py", "import regard", "`regard` must be imported relatively"),
+        ("training/a.py", "from regard.modeling import X", "must be imported relatively"),
+        ("training/a.py", "import_module('regard.modeling')", "must be imported relatively"),
+        ("training/a.py", "importlib.import_module('..modeling', __package__)", "must be an import statement"),
+        ("training/a.py", "from modeling.bert import X", "exists in a checkout only"),
+        ("regard/a.py", "import modeling", "exists in a checkout only"),
+        ("training/a.py", "from ... import X", "climbs out of the package"),
+    ],
+)
+def test_the_reader_of_imports(tmp_path, path, source, complaint):
+    module = tmp_path / path
+    module.parent.mkdir(parents=True)
+    module.write_text(source)
+    broken = broken_rules(tmp_path)
+    if complaint is None:
+        assert broken == []
+    else:
+        assert len(broken) == 1
+        assert complaint in broken[0]
+        assert broken[0].startswith(f"{path}:{len(source.splitlines())}: ")
+
+
+def test_every_package_folder_is_in_the_table():
+    found = {init.parent.name for init in ROOT.glob("*/__init__.py")}
+    assert found - OTHER_FOLDERS <= MAY_IMPORT.keys()
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    """A copy of what the package is made of, which a build may litter."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for folder in house_folders(ROOT):
+        shutil.copytree(folder, copy / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def installed(checkout, tmp_path_factory) -> Path:
+    """The folder of a normal, not editable, installation of the copy."""
+    target = tmp_path_factory.mktemp("installed")
+    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(target)]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(checkout)], check=True)
+    return target
+
+
+PROBE = "import regard, regard.modeling.attention as a; print(regard.__file__); print(a.__file__)"
+
+
+def origins(arguments: list[str], cwd: Path, path: Path | None = None) -> list[Path]:
+    """Where a fresh Python finds the package and one of its submodules."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if path:
+        environment["PYTHONPATH"] = str(path)
+    command = [sys.executable, *arguments]
+    output = subprocess.run(command, cwd=cwd, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return [Path(line) for line in output.stdout.splitlines()]
+
+
+def test_a_plain_checkout_imports_from_its_own_root(checkout):
+    # The copy, so that an editable installation of this checkout cannot answer in its place.
+    expected = [checkout / "regard/__init__.py", checkout / "modeling/attention.py"]
+    assert origins(["-c", PROBE], cwd=checkout) == expected
+
+
+def test_the_installed_package_imports_from_elsewhere(installed, tmp_path):
+    expected = [installed / "regard/__init__.py", installed / "regard/modeling/attention.py"]
+    assert origins(["-c", PROBE], cwd=tmp_path, path=installed) == expected
+
+
+def test_the_installed_package_imports_from_the_checkout_root(checkout, installed, tmp_path):
+    # A script, like the `regard` command, does not look into the current folder ...
+    script = tmp_path / "probe.py"
+    script.write_text(PROBE)
+    expected = [installed / "regard/__init__.py", installed / "regard/modeling/attention.py"]
+    assert origins([str(script)], cwd=checkout, path=installed) == expected
+    # ... `python -c` and `python -m` look there first, and then all of the package is the checkout's.
+    expected = [checkout / "regard/__init__.py", checkout / "modeling/attention.py"]
+    assert origins(["-c", PROBE], cwd=checkout, path=installed) == expected
+
+
+def test_all_of_it_is_installed(checkout, installed):
+    def contents(root: Path) -> set[str]:
+        paths = (path for path in root.rglob("*") if path.suffix in (".py", ".md", ".typed"))
+        return {path.relative_to(root).as_posix() for path in paths}
+
+    expected = set()
+    for folder in house_folders(checkout):
+        prefix = "" if folder.name == FACE else f"{folder.name}/"
+        expected |= {prefix + name for name in contents(folder)}
+    assert contents(installed / FACE) == expected
+
+
+def test_the_command_is_installed(installed, tmp_path):
+    command = [sys.executable, str(installed / "bin" / "regard"), "--help"]
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, stdout=subprocess.DEVNULL)
+
+
+def test_no_module_is_too_long_to_read_at_one_sitting():
+    lengths = {path.relative_to(ROOT): path.read_text(encoding="utf-8").count("\n") for path in house_modules(ROOT)}
+    assert {path: length for path, length in lengths.items() if length > 500} == {}
+
+
+MACHINE_PATH = re.compile(r"(?<![\w.~-])/(?:root|work)/")
+
+
+def test_no_file_names_a_folder_of_one_machine():
+    assert MACHINE_PATH.search("see " + "/".join(["", "work", "main"]))
+    assert not MACHINE_PATH.search("/".join(["https://example.org", "work", "main"]))
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    # New files as well as committed ones: better found before the commit than after.
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listing, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.split("\0")
+    paths = [ROOT / name for name in names if name and (ROOT / name).is_file()]
+    assert Path(__file__) in paths
+    guilty = [str(path.relative_to(ROOT)) for path in paths if MACHINE_PATH.search(path.read_text(errors="ignore"))]
+    assert guilty == []

@@ -1,0 +1,529 @@
+import csv
+import gzip
+import io
+import json
+import os
+import re
+import sys
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from regard.training import sources
+from regard.training.sources import load_documents
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder to work in, with a cache of its own."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path / "data")
+    return tmp_path / "data"
+
+
+def write(name: str, content: str | bytes) -> str:
+    data = content.encode() if isinstance(content, str) else content
+    os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
+    with open(name, "wb") as file:
+        file.write(gzip.compress(data) if name.endswith(".gz") else data)
+    return name
+
+
+def rows_of(*args, **kwargs) -> list[tuple[str, str]]:
+    corpus = load_documents(*args, **kwargs)
+    assert corpus.column_names == ["text", "source"]
+    return list(zip(corpus["text"], corpus["source"], strict=True))
+
+
+def texts_of(*args, **kwargs) -> list[str]:
+    return [text for text, _ in rows_of(*args, **kwargs)]
+
+
+def refusal(*args, error: type[Exception] = ValueError, **kwargs) -> str:
+    """The message of the error that these arguments give: one line, and no trace of the library underneath."""
+    with pytest.raises(error) as raised:
+        load_documents(*args, **kwargs)
+    assert "\n" not in str(raised.value)
+    assert raised.value.__cause__ is None or raised.value.__suppress_context__
+    return str(raised.value)
+
+
+# Text files
+
+
+def test_one_file_is_one_document(folder):
+    write("a.txt", "One line.\r\nAnother,\rand a third.\n\n\0 and \x07 are kept: é 你 😀")
+    assert rows_of("a.txt") == [("One line.\nAnother,\nand a third.\n\n\0 and \x07 are kept: é 你 😀", "a.txt")]
+
+
+def test_byte_order_mark_is_no_text(folder):
+    assert texts_of(write("a.txt", "\ufeffText with \ufeff inside.")) == ["Text with \ufeff inside."]
+
+
+def test_file_of_unknown_kind_is_text(folder):
+    assert texts_of(write("NOTES.tex", "A text.")) == ["A text."]
+    assert texts_of(folder / "NOTES.tex") == ["A text."]
+
+
+def test_folder(folder):
+    write("docs/b.txt", "b")
+    write("docs/a/z.rst", "z")
+    write("docs/a/y.MD.gz", "y")
+    write("docs/a.text", "a")
+    write("docs/c.txt.gz", "c")
+    write("docs/image.png", b"\xff\xfe")
+    write("docs/.hidden.txt", "hidden")
+    write("docs/.git/d.txt", "hidden")
+    os.symlink("b.txt", "docs/same.txt")
+    os.symlink("nowhere", "docs/broken.txt")
+    os.symlink(".", "docs/loop")
+    expected = [("a", "docs/a.text"), ("b", "docs/b.txt"), ("c", "docs/c.txt.gz")]
+    expected += [("y", "docs/a/y.MD.gz"), ("z", "docs/a/z.rst")]
+    assert rows_of("docs") == expected
+
+
+def test_glob_takes_any_suffix(folder):
+    write("x/b.tex", "b")
+    write("x/y/a.tex", "a")
+    write("x/c.txt", "c")
+    os.mkdir("x/folder.tex")
+    assert rows_of("x/**/*.tex") == [("b", "x/b.tex"), ("a", "x/y/a.tex")]
+    assert texts_of("x/?.tex") == ["b"]
+
+
+def test_file_whose_name_looks_like_a_glob(folder):
+    write("a1.txt", "glob")
+    assert texts_of(write("a[1].txt", "file")) == ["file"]
+
+
+TWO_PARTS = "One,\ntwo.\n\n \t \nThree.\n\n"
+
+
+@pytest.mark.parametrize(
+    ("documents", "expected"),
+    [
+        ("file", [(TWO_PARTS, "a.txt"), ("Four.", "b.txt.gz")]),
+        ("blank-line", [("One,\ntwo.\n", "a.txt:1"), ("Three.\n", "a.txt:5"), ("Four.", "b.txt.gz:1")]),
+        ("line", [("One,", "a.txt:1"), ("two.", "a.txt:2"), ("Three.", "a.txt:5"), ("Four.", "b.txt.gz:1")]),
+    ],
+)
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
+def test_documents(folder, documents, expected, newline):
+    write("a.txt", TWO_PARTS.replace("\n", newline))
+    write("b.txt.gz", "Four.")
+    assert rows_of(".", documents=documents) == [(text, f"./{source}") for text, source in expected]
+
+
+@pytest.mark.parametrize("documents", ["file", "blank-line", "line"])
+@pytest.mark.parametrize("name", ["bad.txt", "bad.txt.gz", "bad.jsonl", "bad.csv"])
+def test_file_that_is_not_utf8(folder, documents, name):
+    # Beyond the decoder's first buffer, and after characters of several bytes.
+    before = ('{"text": "你"}\n' if name == "bad.jsonl" else "text\n你\n\n") * 20_000 + "caf"
+    write(name, before.encode() + b"\xe9 au lait\n\xff")
+    place = f"byte {len(before.encode()):,} (0xe9)"
+    expected = f"{name!r} is not UTF-8: {place}; if it is text, re-encode it (iconv -t UTF-8)"
+    assert refusal(name, documents=documents) == expected
+
+
+def test_file_that_ends_inside_a_character(folder):
+    assert "byte 1 (0xe4)" in refusal(write("bad.txt", "a你".encode()[:-1]))
+
+
+@pytest.mark.parametrize("cut", [slice(-20), slice(-4), slice(1, None)])
+def test_damaged_gzip_file(folder, cut):
+    text = " ".join(map(str, range(5000)))
+    with open("a.txt.gz", "wb") as file:
+        file.write(gzip.compress(text.encode())[cut])
+    assert refusal("a.txt.gz").startswith("'a.txt.gz' is not a complete gzip file: ")
+
+
+def test_document_that_is_too_large(folder, monkeypatch):
+    monkeypatch.setattr(sources, "MAX_DOCUMENT_BYTES", 10)
+    write("a.txt", "12345\n\n1234567890")
+    assert refusal("a.txt") == (
+        "a.txt: one document of more than 10 bytes; split the file, or set `documents` to 'blank-line' or 'line'"
+    )
+    assert texts_of("a.txt", documents="line") == ["12345", "1234567890"]
+    assert "more than 10 bytes" in refusal(write("b.txt", "éééééé"), documents="line")
+
+
+# Tables
+
+RECORDS = [
+    {"id": "1", "text": 'A "quoted", text.'},
+    {"id": "2", "text": "Two\nlines, é 你."},
+    {"id": "3", "text": " "},
+    {"id": "4", "text": "x" * 300_000},
+]
+
+
+def write_table(name: str, records: list[dict]) -> str:
+    kind = name.removesuffix(".gz").rpartition(".")[2]
+    if kind == "parquet":
+        pa.parquet.write_table(pa.Table.from_pylist(records), name, row_group_size=2)
+    elif kind in ("json", "jsonl"):
+        write(name, "".join(json.dumps(record) + "\n\n" for record in records))
+    else:
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, records[0], dialect="excel-tab" if kind == "tsv" else "excel")
+        writer.writeheader()
+        writer.writerows(records)
+        write(name, text.getvalue())
+    return name
+
+
+TABLES = ["t.jsonl", "t.json", "t.jsonl.gz", "t.csv", "t.CSV.gz", "t.tsv", "t.parquet"]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_table(folder, name):
+    write_table(name, RECORDS)
+    line_or_row = {"j": (1, 3, 7), "c": (2, 3, 6), "t": (2, 3, 6), "p": (1, 2, 4)}[name[2].lower()]
+    kept = [RECORDS[i]["text"] for i in (0, 1, 3)]
+    assert rows_of(name) == [(text, f"{name}:{n}") for text, n in zip(kept, line_or_row, strict=True)]
+    assert texts_of(name, text_column="id") == ["1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_missing_column(folder, name):
+    write_table(name, RECORDS)
+    message = refusal(name, text_column="body")
+    assert re.fullmatch(rf"{name}(:\d)? has no column 'body'; `text_column` can be 'id', 'text'", message)
+
+
+@pytest.mark.parametrize(("value", "shown"), [(None, "NoneType (None)"), (3, "int (3)"), (["a"], "list (['a'])")])
+@pytest.mark.parametrize("name", ["t.jsonl", "t.parquet"])
+def test_value_that_is_no_text(folder, name, value, shown):
+    write_table(name, [{"text": value}])
+    assert refusal(name) == f"{name}:1: column 'text' must hold text, not {shown}"
+
+
+def test_csv_row_that_is_too_short(folder):
+    write("t.csv", "id,text\n1,one\n2\n")
+    assert refusal("t.csv") == "t.csv:3: column 'text' must hold text, not NoneType (None)"
+
+
+def test_csv_row_that_is_too_long(folder):
+    # Half of the text would be lost.
+    write("t.csv", "id,text\n1,one, two\n")
+    assert refusal("t.csv") == "t.csv:2 has more fields than the header, 'id', 'text'"
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv"])
+def test_quote_that_is_never_closed(folder, name):
+    write(name, 'text\none\n"two\nthree\n')
+    assert refusal(name).startswith(f"{name}:3 does not parse as CSV (excel")
+
+
+@pytest.mark.parametrize("line", ['{"text": "cut', "plain text", "[" * 100_000])
+def test_json_line_that_does_not_parse(folder, line):
+    write("t.jsonl", '{"text": "fine"}\n\n' + line + "\n")
+    assert refusal("t.jsonl").startswith("t.jsonl:3 does not parse as JSON (one object a line): ")
+
+
+@pytest.mark.parametrize("line", ['["text"]', '"text"', "null", "1"])
+def test_json_line_that_is_no_object(folder, line):
+    write("t.json", '{"text": "fine"}\n' + line)
+    assert refusal("t.json").startswith("t.json:2 must be a JSON object, not ")
+
+
+def test_text_that_is_not_unicode(folder):
+    write("t.jsonl", r'{"text": "ab\ud800"}')
+    assert refusal("t.jsonl") == "t.jsonl:1: character 2 is half a surrogate pair, which is no text"
+
+
+def test_file_that_is_not_parquet(folder):
+    assert refusal(write("t.parquet", "no")).startswith("'t.parquet' does not read as Parquet: ")
+
+
+def test_parquet_text_that_is_not_utf8(folder):
+    column = pa.array([b"fine", b"caf\xe9"]).view(pa.string())
+    pa.parquet.write_table(pa.table({"text": column}), "t.parquet")
+    assert refusal("t.parquet").startswith(
+        "'t.parquet' does not read as Parquet: 'utf-8' codec can't decode byte 0xe9"
+    )
+
+
+def test_folder_of_tables(folder):
+    os.mkdir("tables")
+    write_table("tables/b.parquet", RECORDS[:1])
+    write_table("tables/a.jsonl.gz", RECORDS[1:2])
+    assert texts_of("tables") == [RECORDS[1]["text"], RECORDS[0]["text"]]
+    assert texts_of("tables/*.parquet") == [RECORDS[0]["text"]]
+
+
+def test_folder_of_texts_and_tables(folder):
+    write("mixed/README.md", "read me")
+    write("mixed/data/a.jsonl", '{"text": "a"}')
+    assert refusal("mixed") == (
+        "folder 'mixed' holds both text (1 files, such as 'mixed/README.md') and tables (1, such as "
+        "'mixed/data/a.jsonl'); choose by a glob, such as 'mixed/**/*.md'"
+    )
+    assert texts_of("mixed/**/*.jsonl") == ["a"]
+
+
+# Data sets on the Hub
+
+
+@pytest.fixture
+def hub(folder, monkeypatch):
+    """Stands in for the Hub: every id is one table of ten rows, of which the sixth is blank."""
+    write(
+        "hub/rows.jsonl",
+        "".join(json.dumps({"id": i, "body": f"text {i}" if i != 5 else " "}) + "\n" for i in range(10)),
+    )
+    calls = []
+
+    def builder(path, config):
+        calls.append(("builder", path, config))
+        return datasets.load_dataset_builder("json", data_files=str(folder / "hub/rows.jsonl"))
+
+    def whole(path, config, split):
+        calls.append(("whole", path, config, split))
+        return datasets.load_dataset("json", data_files=str(folder / "hub/rows.jsonl"), split=split)
+
+    monkeypatch.setattr(sources, "load_dataset_builder", builder)
+    monkeypatch.setattr(sources, "load_dataset", whole)
+    return calls
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_hub_data_set(hub, streaming):
+    rows = rows_of(
+        "org/name:config", text_column="body", split="train[:8]" if not streaming else "train", streaming=streaming
+    )
+    kept = [i for i in range(10 if streaming else 8) if i != 5]
+    assert rows == [(f"text {i}", f"org/name:config:{i + 1}") for i in kept]
+    assert hub == [("builder", "org/name", "config") if streaming else ("whole", "org/name", "config", "train[:8]")]
+
+
+def test_max_documents_streams_a_hub_data_set(hub):
+    assert texts_of("org/name", text_column="body", max_documents=6) == [f"text {i}" for i in (0, 1, 2, 3, 4, 6)]
+    assert hub == [("builder", "org/name", None)]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_hub_data_set_without_the_column(hub, streaming):
+    message = refusal("org/name", streaming=streaming)
+    assert re.fullmatch(r"org/name(:1)? has no column 'text'; `text_column` can be 'id', 'body'", message)
+    message = refusal("org/name", text_column="id", streaming=streaming)
+    assert message == "org/name:1: column 'id' must hold text, not int (0)"
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (datasets.exceptions.DatasetNotFoundError("Dataset 'org/name' doesn't exist.\nLog in?"), ValueError),
+        (ValueError("Config name is missing.\nPlease pick one among ['a', 'b']"), ValueError),
+        (ConnectionError("Couldn't reach 'org/name' on the Hub"), ConnectionError),
+    ],
+)
+@pytest.mark.parametrize("streaming", [False, True])
+def test_hub_data_set_that_does_not_load(hub, monkeypatch, raised, expected, streaming):
+    def fail(*args, **kwargs):
+        raise raised
+
+    monkeypatch.setattr(sources, "load_dataset", fail)
+    monkeypatch.setattr(sources, "load_dataset_builder", fail)
+    reason = " ".join(str(raised).split())
+    assert refusal("org/name", streaming=streaming, error=expected) == (
+        f"`data` ('org/name') is no file or folder here; as a data set on the Hub: {reason}"
+    )
+
+
+def test_path_comes_before_a_data_set_of_that_name(hub):
+    write("org/name/a.txt", "local")
+    assert texts_of("org/name") == ["local"]
+    assert hub == []
+
+
+# Python's documentation
+
+
+def test_python_docs(folder, monkeypatch):
+    (folder / "regard_fake_docs.py").write_text('"""' + "A docstring of a package. " * 5 + '"""')
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(sys, "stdlib_module_names", frozenset({"json"}))  # reading all of it takes seconds
+    rows = rows_of("python-docs: regard_fake_docs,")
+    assert rows_of(max_documents=5) == rows[:5]
+    assert rows[0][1] == "pydoc_data.topics:assert"
+    assert rows[-1] == (("A docstring of a package. " * 5).strip(), "regard_fake_docs")
+
+
+def test_python_docs_of_an_unknown_package(folder):
+    assert refusal("python-docs:json,no_such_package").startswith("`python-docs:no_such_package`: ")
+
+
+# What holds for every source
+
+
+def test_sources_are_joined_in_order(hub):
+    write("z.txt", "z")
+    write_table("a.jsonl", [{"body": "a"}])
+    write("docs/y.txt", "y")
+    data = ["z.txt", "org/name", "a.jsonl", "docs"]
+    assert texts_of(data, text_column="body", max_documents=12) == [
+        "z",
+        *(f"text {i}" for i in range(10) if i != 5),
+        "a",
+        "y",
+    ]
+
+
+def test_file_that_is_named_twice_is_read_once(folder):
+    write("docs/a.txt", "a")
+    write("docs/b.txt", "b")
+    os.symlink("docs", "link")
+    assert texts_of(["docs/b.txt", "docs", "./docs/*.txt", "link", str(folder / "docs")]) == ["b", "a"]
+
+
+def test_max_documents(folder):
+    for i in range(4):
+        write(f"{i}.txt", f"{i}" if i != 1 else "  ")
+    write("4.txt", b"\xff")
+    assert texts_of(".", max_documents=3) == ["0", "2", "3"]
+    assert texts_of(".", max_documents=1) == ["0"]
+    assert "4.txt' is not UTF-8" in refusal(".")
+
+
+@pytest.mark.parametrize("max_documents", [0, -1])
+def test_max_documents_must_be_positive(folder, max_documents):
+    message = f"`max_documents` ({max_documents}) must be at least 1, or None for all documents"
+    assert refusal(write("a.txt", "a"), max_documents=max_documents) == message
+
+
+def test_documents_must_be_known(folder):
+    message = "`documents` ('sentence') must be one of 'file', 'blank-line', 'line'"
+    assert refusal(write("a.txt", "a"), documents="sentence") == message
+
+
+def test_data_must_name_something(folder):
+    assert refusal([]) == "`data` names no source; give a file, folder, glob, data set id or 'python-docs'"
+
+
+@pytest.mark.parametrize(
+    "name", ["nothing", "./nothing", "no/such/file", "data/corpus.txt", "data/corpus.jsonl.gz", "", "python_docs"]
+)
+def test_source_that_does_not_exist(folder, name):
+    assert refusal(["python-docs", name]) == (
+        f"`data` ({name!r}) is not 'python-docs', a file, a folder, a glob or a data set id (org/name): "
+        "there is nothing of that name"
+    )
+
+
+def test_glob_without_a_match(folder):
+    os.mkdir("a.txt")
+    assert refusal("*.txt") == "`data` ('*.txt') is a glob that matches no file"
+
+
+def test_folder_without_a_match(folder):
+    write("docs/a.tex", "a")
+    message = refusal("docs")
+    assert message.startswith("folder 'docs' holds no file that ends in '.txt', '.text', '.md', '.rst', '.jsonl'")
+    assert message.endswith("; name files of another kind by a glob")
+
+
+def test_empty_corpus(folder):
+    write("docs/a.txt", " \n\t")
+    write("docs/b.txt", "")
+    write("c.csv", "id,text\n")
+    assert refusal(["docs", "c.csv"]) == "the corpus is empty: no text in 'docs' (2 files), 'c.csv' (1 file)"
+
+
+def test_file_or_folder_that_cannot_be_read(folder, monkeypatch):
+    def deny(*args, **kwargs):
+        raise PermissionError(13, "Permission denied", "secret")
+
+    write("docs/a.txt", "a")
+    monkeypatch.setattr(sources, "_open", deny)
+    assert "Permission denied" in refusal("docs/a.txt", error=PermissionError)
+    monkeypatch.setattr(os, "scandir", deny)
+    assert "Permission denied" in refusal("docs", error=PermissionError)
+
+
+# The cache
+
+
+@pytest.fixture
+def read_files(monkeypatch):
+    """The names of the files that are opened."""
+    names = []
+    original = sources._open
+
+    def opened(name, *args, **kwargs):
+        names.append(name)
+        return original(name, *args, **kwargs)
+
+    monkeypatch.setattr(sources, "_open", opened)
+    return names
+
+
+def test_files_are_read_once(folder, read_files):
+    write("a.txt", "a")
+    write("b.txt", "b")
+    first = load_documents(".")
+    second = load_documents(".")
+    assert read_files == ["./a.txt", "./b.txt"]
+    assert second["text"][:] == ["a", "b"]
+    # What is made of the corpus is found again by this.
+    assert first._fingerprint == second._fingerprint
+    assert first.cache_files == second.cache_files != []
+
+
+def test_what_changes_is_read_again(folder, read_files):
+    status = os.stat(write("a.txt", "a\nb"))
+    assert texts_of("a.txt") == ["a\nb"]
+    # The same time, another size.
+    write("a.txt", "a\nb\nc")
+    os.utime("a.txt", ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert texts_of("a.txt") == ["a\nb\nc"]
+    # The same size, another time.
+    write("a.txt", "a\nb\nd")
+    os.utime("a.txt", ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    assert texts_of("a.txt") == ["a\nb\nd"]
+    # The same file, other arguments.
+    assert texts_of("a.txt", documents="line") == ["a", "b", "d"]
+    assert texts_of("a.txt", documents="line", max_documents=1) == ["a"]
+    # A file of that size and time elsewhere.
+    os.makedirs("elsewhere")
+    os.chdir("elsewhere")
+    write("a.txt", "e\nf\ng")
+    os.utime("a.txt", ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    assert texts_of("a.txt") == ["e\nf\ng"]
+    assert len(read_files) == 6
+
+
+def test_text_column_is_part_of_the_key(folder):
+    write("t.jsonl", '{"a": "1", "b": "2"}')
+    assert texts_of("t.jsonl", text_column="a") == ["1"]
+    assert texts_of("t.jsonl", text_column="b") == ["2"]
+
+
+@pytest.mark.parametrize("error", [OSError("disk"), KeyboardInterrupt()])
+def test_failure_leaves_nothing_behind(folder, monkeypatch, error):
+    for i in range(40):
+        write(f"{i:02}.txt", str(i))
+    original = sources._open
+
+    def fails_late(name, *args, **kwargs):
+        if name == "./35.txt":
+            raise error
+        return original(name, *args, **kwargs)
+
+    monkeypatch.setattr(sources, "_open", fails_late)
+    with pytest.raises(type(error)):
+        load_documents(".")
+    assert not list((folder.parent / "cache").rglob("*.arrow"))
+    monkeypatch.setattr(sources, "_open", original)
+    assert texts_of(".") == [str(i) for i in range(40)]
+
+
+def test_rows_are_written_in_batches(folder):
+    write("a.txt", "".join(f"{i}\n" for i in range(3 * sources.ROWS_PER_BATCH)))
+    for i in range(3 * sources.FILES_PER_BATCH):
+        write(f"docs/{i}.txt", str(i))
+    for corpus in (load_documents("a.txt", documents="line"), load_documents("docs")):
+        assert corpus.data.column(0).num_chunks == 3

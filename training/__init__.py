@@ -1,0 +1,1 @@
+"""Corpora, collators, the training loop, run checkpoints and metrics."""

@@ -1,0 +1,166 @@
+"""BERT's pretraining data: sentence pairs with masked tokens, as a function of the seed, the epoch and the index."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypedDict
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from .corpus import FlatColumn
+from .masking import IGNORED, Masking
+from .pairs import SentenceIndex, plan_pairs, plan_segments, truncated
+
+
+class Example(TypedDict):
+    """One example, unpadded; `next_sentence_label` is 0 if the second segment follows the first, 1 if it is random."""
+
+    input_ids: np.ndarray
+    token_type_ids: np.ndarray
+    labels: np.ndarray
+    next_sentence_label: int
+
+
+@dataclass(frozen=True)
+class BertExamples:
+    """Makes the examples of each epoch from a tokenised corpus.
+
+    Args:
+        corpus: what `tokenize_documents` gave.
+        tokenizer: gives the special tokens.
+        masking: chooses and hides what is to be predicted.
+        max_length: the longest example, special tokens included.
+        seed: of the run.
+        next_sentence: whether examples are pairs, half of them with a second segment from another document, or else
+            single segments.
+        short_seq_prob: share of documents whose examples are made shorter, so that the model sees short input too.
+
+    Raises:
+        ValueError: if `max_length` leaves no room for two tokens, the share is not one, or the corpus has no pairs.
+    """
+
+    corpus: Dataset
+    tokenizer: PreTrainedTokenizerBase
+    masking: Masking
+    max_length: int = 128
+    seed: int = 0
+    next_sentence: bool = True
+    short_seq_prob: float = 0.1
+
+    def __post_init__(self) -> None:
+        least = self._specials + 2
+        if self.max_length < least:
+            raise ValueError(
+                f"`max_length` ({self.max_length}) must be at least {least}: two tokens and {self._specials} special ones"
+            )
+        if not 0 <= self.short_seq_prob <= 1:
+            raise ValueError(f"`short_seq_prob` ({self.short_seq_prob}) must be at least 0 and at most 1")
+
+    @property
+    def _specials(self) -> int:
+        return 3 if self.next_sentence else 2
+
+    @cached_property
+    def _index(self) -> SentenceIndex:
+        lengths = FlatColumn(self.corpus, "sentence_lengths")
+        per_document = lengths.lengths
+        # Two halves of the room, so that what has no sentences still makes pairs.
+        room = self.max_length - self._specials
+        return SentenceIndex(lengths[0 : len(lengths)], per_document, room // 2 if self.next_sentence else room)
+
+    def epoch(self, number: int) -> Epoch:
+        """The examples of an epoch, in its order."""
+        plan = plan_pairs if self.next_sentence else plan_segments
+        rows = plan(self._index, self.max_length - self._specials, self.seed, number, self.short_seq_prob)
+        order = np.random.default_rng([self.seed, number]).permutation(len(rows))
+        return Epoch(self, number, rows[order])
+
+
+class Epoch(torch.utils.data.Dataset):
+    """The examples of one epoch. Example i depends on the seed, the epoch and i, and on nothing drawn before."""
+
+    def __init__(self, examples: BertExamples, number: int, rows: np.ndarray) -> None:
+        self.examples, self.number, self.rows = examples, number, rows
+        self._ids = FlatColumn(examples.corpus, "ids")
+        self._starts_word = FlatColumn(examples.corpus, "starts_word")
+        tokenizer = examples.tokenizer
+        self._cls, self._sep = tokenizer.cls_token_id, tokenizer.sep_token_id
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def random_share(self) -> float:
+        """The share of examples whose second segment comes from another document."""
+        return float(self.rows[:, 4].mean())
+
+    def __getitem__(self, index: int) -> Example:
+        """Builds an example.
+
+        Raises:
+            IndexError: if the epoch has no such example.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"example {index} of an epoch with {len(self)}")
+        examples = self.examples
+        rng = np.random.default_rng([examples.seed, self.number, index])
+        first_start, first_stop, second_start, second_stop, is_random = self.rows[index].tolist()
+        room = examples.max_length - examples._specials
+        lengths = truncated(first_stop - first_start, second_stop - second_start, room)
+        segments = [_cut(first_start, first_stop, lengths[0], rng)]
+        if examples.next_sentence:
+            segments.append(_cut(second_start, second_stop, lengths[1], rng))
+
+        ids, starts, types = [np.array([self._cls])], [np.array([True])], [np.zeros(1, dtype=np.int64)]
+        for number, (start, stop) in enumerate(segments):
+            ids += [self._ids[start:stop], np.array([self._sep])]
+            starts += [self._starts_word[start:stop], np.array([True])]
+            types.append(np.full(stop - start + 1, number))
+        shown, labels = examples.masking(np.concatenate(ids), np.concatenate(starts), rng)
+        return Example(
+            input_ids=shown, token_type_ids=np.concatenate(types), labels=labels, next_sentence_label=is_random
+        )
+
+
+def _cut(start: int, stop: int, length: int, rng: np.random.Generator) -> tuple[int, int]:
+    """Cuts a span to a length, each token from its front or its back by chance."""
+    excess = stop - start - length
+    from_front = int(rng.binomial(excess, 0.5))
+    return start + from_front, stop - (excess - from_front)
+
+
+@dataclass(frozen=True)
+class BertCollator:
+    """Pads examples to the longest among them and stacks them.
+
+    Args:
+        pad_id: id of the padding token.
+        next_sentence: whether the batch holds `next_sentence_label`.
+    """
+
+    pad_id: int
+    next_sentence: bool = True
+
+    def __call__(self, examples: list[Example]) -> dict[str, Tensor]:
+        """Makes a batch of `input_ids`, `token_type_ids`, `attention_mask` and `labels`, each (batch, length)."""
+        lengths = [len(example["input_ids"]) for example in examples]
+        shape = (len(examples), max(lengths))
+        batch = {
+            "input_ids": np.full(shape, self.pad_id, dtype=np.int64),
+            "token_type_ids": np.zeros(shape, dtype=np.int64),
+            "attention_mask": np.zeros(shape, dtype=np.int64),
+            "labels": np.full(shape, IGNORED, dtype=np.int64),
+        }
+        for row, (example, length) in enumerate(zip(examples, lengths, strict=True)):
+            batch["input_ids"][row, :length] = example["input_ids"]
+            batch["token_type_ids"][row, :length] = example["token_type_ids"]
+            batch["attention_mask"][row, :length] = 1
+            batch["labels"][row, :length] = example["labels"]
+        if self.next_sentence:
+            batch["next_sentence_label"] = np.array([example["next_sentence_label"] for example in examples])
+        return {name: torch.from_numpy(values) for name, values in batch.items()}

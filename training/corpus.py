@@ -1,0 +1,116 @@
+"""A corpus as word-piece ids: tokenised once, cached, and read from memory-mapped Arrow."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from datasets import Dataset, Features, Sequence, Value
+from datasets.fingerprint import Hasher
+from transformers import PreTrainedTokenizerFast
+
+from .sentences import split_sentences
+
+# Part of the cache key: raise it whenever the same documents would give other rows than before.
+FORMAT_VERSION = 1
+
+_FEATURES = Features(
+    {
+        "ids": Sequence(Value("int32")),
+        "starts_word": Sequence(Value("bool")),
+        "sentence_lengths": Sequence(Value("int32")),
+    }
+)
+
+
+def tokenize_documents(
+    documents: Dataset, tokenizer: PreTrainedTokenizerFast, *, language: str = "en", num_proc: int | None = None
+) -> Dataset:
+    """Splits documents into sentences and these into word pieces.
+
+    The result is cached by the documents, the tokenizer and the language, and memory-mapped.
+
+    Args:
+        documents: rows with a `text`, as `load_documents` gives them.
+        tokenizer: gives the ids. A special token's name in a text, such as "[SEP]", is read as text.
+        language: ISO 639 code, for the sentence splitting.
+        num_proc: processes to use; None: one.
+
+    Returns:
+        One row per document: `ids` without special tokens, `starts_word` for each id, and `sentence_lengths` in ids.
+    """
+    backend = copy.deepcopy(tokenizer.backend_tokenizer)
+    backend.encode_special_tokens = True
+    backend.no_truncation()
+    backend.no_padding()
+
+    def tokenize(batch: dict[str, list[str]]) -> dict[str, list[Any]]:
+        rows: dict[str, list[Any]] = {name: [] for name in _FEATURES}
+        sentences = [split_sentences(text, language) for text in batch["text"]]
+        encodings = iter(backend.encode_batch([s for own in sentences for s in own], add_special_tokens=False))
+        for own in sentences:
+            encoded = [next(encodings) for _ in own]
+            rows["ids"].append(_joined((encoding.ids for encoding in encoded), np.int32))
+            rows["starts_word"].append(_joined((_word_starts(encoding.word_ids) for encoding in encoded), np.bool_))
+            rows["sentence_lengths"].append([len(encoding) for encoding in encoded if len(encoding)])
+        return rows
+
+    key = (documents._fingerprint, backend.to_str(), language, FORMAT_VERSION)
+    return documents.map(
+        tokenize,
+        batched=True,
+        batch_size=100,
+        remove_columns=documents.column_names,
+        features=_FEATURES,
+        num_proc=num_proc,
+        new_fingerprint=Hasher.hash(key),
+        desc="Tokenising",
+    )
+
+
+def _joined(parts: Iterable[Any], dtype: type) -> np.ndarray:
+    arrays = [np.asarray(part, dtype=dtype) for part in parts]
+    return np.concatenate(arrays) if arrays else np.empty(0, dtype=dtype)
+
+
+def _word_starts(word_ids: list[int | None]) -> np.ndarray:
+    words = np.array(word_ids, dtype=np.float64)  # a token without a word is NaN, which differs from everything
+    return np.diff(words, prepend=-1) != 0
+
+
+class FlatColumn:
+    """A column of lists as one long array, read from the data set's memory-mapped buffers without copying it.
+
+    Args:
+        dataset: holds the column.
+        name: of the column, a list of numbers or truth values in each row.
+
+    Attributes:
+        lengths: of each row's list.
+    """
+
+    def __init__(self, dataset: Dataset, name: str) -> None:
+        chunks = dataset.data.column(name).chunks
+        self._parts = [chunk.flatten() for chunk in chunks]
+        self.lengths = np.concatenate([chunk.value_lengths().to_numpy(zero_copy_only=False) for chunk in chunks])
+        self._starts = np.cumsum([0, *map(len, self._parts)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def parts(self) -> Iterator[np.ndarray]:
+        """The whole array, a chunk of the data set at a time."""
+        return (part.to_numpy(zero_copy_only=False) for part in self._parts)
+
+    def __getitem__(self, span: slice) -> np.ndarray:
+        """The numbers from `span.start` to `span.stop`, which may lie in several of the data set's chunks."""
+        first = int(np.searchsorted(self._starts, span.start, side="right")) - 1
+        found = []
+        for part, start in zip(self._parts[first:], self._starts[first:], strict=False):
+            if start >= span.stop:
+                break
+            piece = part.slice(max(0, span.start - start), span.stop - max(span.start, start))
+            found.append(piece.to_numpy(zero_copy_only=False))
+        return np.concatenate(found) if len(found) != 1 else found[0]

@@ -1,0 +1,324 @@
+"""The training loop of every family, on Accelerate."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast, send_to_device, set_seed
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel
+
+from .checkpoints import Progress, list_checkpoints, load_checkpoint, save_checkpoint
+from .schedule import Budget, learning_rate_factor
+from .settings import TrainingSettings, to_dict
+
+logger = logging.getLogger("regard.training")
+
+
+class Task(Protocol):
+    """What one family's training differs in from another's."""
+
+    def epoch(self, number: int) -> Dataset:
+        """The examples of an epoch, in its order; each depends on the seed, the epoch and its index alone."""
+
+    def held_out(self) -> Dataset:
+        """The examples to evaluate on, always the same."""
+
+    def collate(self, examples: list[Any]) -> dict[str, Tensor]:
+        """Examples to a padded batch with an `attention_mask`."""
+
+    def counts(self, batch: dict[str, Tensor]) -> dict[str, int]:
+        """Over how many items the losses of a batch are means, by the name of the model's argument for it."""
+
+    def forward(self, model: nn.Module, batch: dict[str, Tensor], **counts: Tensor) -> Any:
+        """The model's output, whose `loss` is the batch's share of the mean over `counts`, if they are given."""
+
+    def sums(self, output: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What an evaluation adds up over batches."""
+
+    def metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        """The figures of an evaluation, from those sums."""
+
+
+@dataclass
+class Outcome:
+    """What a run came to.
+
+    Attributes:
+        metrics: figures of the last evaluation.
+        progress: where the run ended.
+        processes: how many took part.
+    """
+
+    metrics: dict[str, float]
+    progress: Progress
+    processes: int
+
+
+def make_accelerator(settings: TrainingSettings, folder: Path) -> Accelerator:
+    """Builds the accelerator of a run, with its trackers.
+
+    Raises:
+        ValueError: if the batch can't be shared out over the processes, or the device or a tracker is not there.
+    """
+    trackers = [name for name in settings.log_with if name != "none"] or None
+    accelerator = Accelerator(mixed_precision=settings.precision, log_with=trackers, project_dir=str(folder / "logs"))
+    shares = accelerator.num_processes * settings.accumulation
+    if settings.batch_size % shares:
+        raise ValueError(
+            f"`batch_size` ({settings.batch_size}) must be a multiple of {shares}: "
+            f"{accelerator.num_processes} processes times `accumulation` ({settings.accumulation})"
+        )
+    return accelerator
+
+
+def make_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
+    """AdamW (Loshchilov & Hutter, 2019, https://arxiv.org/abs/1711.05101); biases and norms do not decay."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.98), eps=1e-6, fused=True)
+
+
+class Loop:
+    """One run of one task.
+
+    Args:
+        task: gives data, loss and figures.
+        model: is trained in place.
+        settings: of the run.
+        budget: tells when it ends.
+        folder: gets `checkpoints`, `logs` and `history.jsonl`.
+        accelerator: what `make_accelerator` gave.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: PreTrainedModel,
+        settings: TrainingSettings,
+        budget: Budget,
+        folder: Path,
+        accelerator: Accelerator,
+    ) -> None:
+        self.task, self.settings, self.budget, self.accelerator = task, settings, budget, accelerator
+        self.checkpoints, self.history = folder / "checkpoints", folder / "history.jsonl"
+        self.model, self.optimizer = accelerator.prepare(model, make_optimizer(model, settings))
+        accelerator.register_save_state_pre_hook(_drop_tied_weights)
+        self.progress = Progress()
+
+    def run(self, resume: bool = False) -> Outcome:
+        """Trains to the end of the budget, and evaluates.
+
+        Args:
+            resume: go on from the last checkpoint, if there is one.
+
+        Raises:
+            ValueError: if the data makes no whole batch.
+        """
+        settings, accelerator = self.settings, self.accelerator
+        # Dropout differs between processes; the weights, made before, do not.
+        set_seed(settings.seed, device_specific=True)
+        saved = list_checkpoints(self.checkpoints) if resume else []
+        if saved:
+            self.progress = load_checkpoint(accelerator, saved[-1])
+            logger.info("Going on from step %d.", self.progress.step)
+        if accelerator.is_main_process:
+            self._keep_history_to(self.progress.step)
+        accelerator.init_trackers("regard", {name: str(value) for name, value in to_dict(settings).items()})
+        try:
+            metrics = self._train()
+        finally:
+            accelerator.end_training()
+        return Outcome(metrics, self.progress, accelerator.num_processes)
+
+    def _train(self) -> dict[str, float]:
+        settings, progress = self.settings, self.progress
+        losses: list[Tensor] = []
+        metrics: dict[str, float] | None = None
+        with self._bar() as bar:
+            meter = _Meter(progress.tokens)
+            for batches, share in self._steps():
+                metrics = None
+                loss, norm = self._step(batches, share)
+                losses.append(loss)
+                bar.n = share
+                if progress.step % settings.log_every == 0:
+                    values = {
+                        "loss": torch.stack(losses).mean().item(),
+                        "gradient_norm": float(norm),
+                        "learning_rate": self.optimizer.param_groups[0]["lr"],
+                        "tokens_per_second": meter.rate(progress.tokens),
+                    }
+                    losses.clear()
+                    self._record("train", values)
+                    rate = f"{values['tokens_per_second']:,.0f} tokens/s"
+                    bar.set_postfix_str(f"step {progress.step}, loss {values['loss']:.3f}, {rate}")
+                if settings.save_every and progress.step % settings.save_every == 0:
+                    save_checkpoint(self.accelerator, self.checkpoints, progress, settings.keep_last)
+                    meter = _Meter(progress.tokens)
+                if settings.evaluate_every and progress.step % settings.evaluate_every == 0:
+                    metrics = self.evaluate()
+                    meter = _Meter(progress.tokens)
+            bar.n = 1
+        return metrics or self.evaluate()
+
+    def _steps(self) -> Iterator[tuple[list[dict[str, Tensor]], float]]:
+        """This process's parts of each batch still to come, and the share of the run that is done before it."""
+        settings, progress = self.settings, self.progress
+        started = time.monotonic() - progress.seconds
+        while True:
+            examples = self.task.epoch(progress.epoch)
+            steps = len(examples) // settings.batch_size
+            if not steps:
+                raise ValueError(
+                    f"the data makes {len(examples)} examples, fewer than one batch (`batch_size` "
+                    f"{settings.batch_size}): give more data, or a smaller batch or `max_length`"
+                )
+            parts = iter(self._loader(examples, progress.step_in_epoch, steps))
+            for step in range(progress.step_in_epoch, steps):
+                progress.seconds = time.monotonic() - started
+                share = self._agreed(
+                    self.budget.progress(progress.step, progress.epoch + step / steps, progress.seconds)
+                )
+                if share >= 1:
+                    return
+                progress.step_in_epoch = step + 1
+                yield [next(parts) for _ in range(settings.accumulation)], share
+            progress.epoch, progress.step_in_epoch = progress.epoch + 1, 0
+
+    def _agreed(self, share: float) -> float:
+        # Clocks differ between processes, and all must stop at the same step.
+        if self.budget.minutes is None or self.accelerator.num_processes == 1:
+            return share
+        return float(broadcast(torch.tensor([share], device=self.accelerator.device))[0])
+
+    def _loader(self, examples: Dataset, first_step: int, steps: int) -> DataLoader:
+        """Loads this process's parts of the batches. The global batch is the same however many processes share it."""
+        settings, accelerator = self.settings, self.accelerator
+        part = settings.batch_size // (accelerator.num_processes * settings.accumulation)
+        begin = accelerator.process_index * part
+        stride = accelerator.num_processes * part
+        starts = range(first_step * settings.batch_size + begin, steps * settings.batch_size, stride)
+        return self._make_loader(examples, [range(start, start + part) for start in starts])
+
+    def _make_loader(self, examples: Dataset, batches: list[range]) -> DataLoader:
+        return DataLoader(
+            examples,
+            batch_sampler=batches,
+            collate_fn=self.task.collate,
+            num_workers=self.settings.workers,
+            # Without one of its own it would draw a number from the generator that dropout uses.
+            generator=torch.Generator(),
+            pin_memory=self.accelerator.device.type == "cuda",
+        )
+
+    def _step(self, batches: list[dict[str, Tensor]], share: float) -> tuple[Tensor, Tensor | float]:
+        """One optimizer step: its loss over the global batch, and the norm of its gradient."""
+        settings, accelerator = self.settings, self.accelerator
+        factor = learning_rate_factor(share, settings.warmup, settings.schedule)
+        for group in self.optimizer.param_groups:
+            group["lr"] = settings.learning_rate * factor
+        tokens, counts = self._count(batches)
+        loss = torch.zeros((), device=accelerator.device)
+        for number, batch in enumerate(batches, start=1):
+            last = number == len(batches)
+            with contextlib.nullcontext() if last else accelerator.no_sync(self.model):
+                batch = send_to_device(batch, accelerator.device, non_blocking=True)
+                part = self.task.forward(self.model, batch, **counts).loss
+                # Distributed training averages the gradients; the parts of a mean must be added.
+                accelerator.backward(part * accelerator.num_processes)
+                loss += part.detach()
+        norm = accelerator.clip_grad_norm_(self.model.parameters(), settings.clip or float("inf"))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.progress.step += 1
+        self.progress.tokens += tokens
+        return accelerator.reduce(loss), norm
+
+    def _count(self, batches: list[dict[str, Tensor]]) -> tuple[int, dict[str, Tensor]]:
+        """Tokens, and the items of each loss, in the global batch."""
+        each = [{"tokens": int(batch["attention_mask"].sum()), **self.task.counts(batch)} for batch in batches]
+        names = list(each[0])
+        totals = torch.tensor([sum(counts[name] for counts in each) for name in names])
+        if self.accelerator.num_processes > 1:
+            totals = self.accelerator.reduce(totals.to(self.accelerator.device))
+        counts = dict(zip(names, totals, strict=True))
+        return int(counts.pop("tokens")), counts
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """The task's figures on the held-out examples, each of them counted once over all processes."""
+        settings, accelerator = self.settings, self.accelerator
+        examples = self.task.held_out()
+        size, total = settings.batch_size, len(examples)
+        batches = [range(start, min(start + size, total)) for start in range(0, total, size)]
+        batches = batches[: settings.evaluation_batches]
+        own = batches[accelerator.process_index :: accelerator.num_processes]
+        # A process without a batch of its own still takes part in adding up.
+        weight = 1.0 if own else 0.0
+        sums: dict[str, Tensor] = {}
+        self.model.eval()
+        for batch in self._make_loader(examples, own or batches[:1]):
+            batch = send_to_device(batch, accelerator.device)
+            for name, value in self.task.sums(self.task.forward(self.model, batch), batch).items():
+                sums[name] = sums.get(name, 0) + weight * value.double()
+        self.model.train()
+        metrics = self.task.metrics({name: float(accelerator.reduce(value)) for name, value in sums.items()})
+        self._record("evaluation", metrics)
+        figures = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in metrics.items())
+        logger.info("Step %d: %s", self.progress.step, figures)
+        return metrics
+
+    def _record(self, kind: str, values: dict[str, float]) -> None:
+        self.accelerator.log({f"{kind}/{name}": value for name, value in values.items()}, step=self.progress.step)
+        if self.accelerator.is_main_process:
+            with self.history.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": self.progress.step, "kind": kind, **values}) + "\n")
+
+    def _keep_history_to(self, step: int) -> None:
+        """Drops what was recorded after the checkpoint that the run goes on from."""
+        lines = self.history.read_text(encoding="utf-8").splitlines() if self.history.exists() else []
+        kept = [line for line in lines if json.loads(line)["step"] <= step]
+        self.history.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+
+    def _bar(self) -> tqdm:
+        """A bar of the share done, with the time left; none where no one watches."""
+        return tqdm(
+            total=1,
+            disable=None if self.accelerator.is_main_process else True,
+            bar_format="{percentage:3.0f}% {bar} {elapsed} < {remaining} {postfix}",
+        )
+
+
+def _drop_tied_weights(models: list[PreTrainedModel], weights: list[dict[str, Tensor]], folder: str) -> None:
+    # Safetensors holds each tensor once. Accelerate would drop them too, but warns of it at each checkpoint.
+    for model, state in zip(models, weights, strict=True):
+        for name in model.all_tied_weights_keys:
+            state.pop(name, None)
+
+
+class _Meter:
+    """Tokens per second since it was made or last read."""
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens, self._time = tokens, time.monotonic()
+
+    def rate(self, tokens: int) -> float:
+        now = time.monotonic()
+        rate = (tokens - self._tokens) / max(now - self._time, 1e-9)
+        self._tokens, self._time = tokens, now
+        return rate

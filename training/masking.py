@@ -1,0 +1,107 @@
+"""Masked language modeling: which tokens are predicted, and what stands in their place.
+
+Of the tokens chosen, 80% become the mask, 10% a random token, and 10% stay (Devlin et al., 2019,
+https://arxiv.org/abs/1810.04805).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class Masking:
+    """How tokens are masked.
+
+    Args:
+        mask_id: id of the mask token.
+        special: for each id of the vocabulary, whether it is a special token. These are never chosen, and never
+            drawn as a random token.
+        rate: share of the tokens that are predicted; of a sequence with any, at least one.
+        mask_share: share of the chosen tokens that become the mask.
+        random_share: share of the chosen tokens that become a random token.
+        whole_words: whether a word is chosen with all of its pieces. One that no longer fits the rate is passed over.
+
+    Raises:
+        ValueError: if a share is not one, or the vocabulary has special tokens alone.
+    """
+
+    mask_id: int
+    special: np.ndarray
+    rate: float = 0.15
+    mask_share: float = 0.8
+    random_share: float = 0.1
+    whole_words: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise ValueError(f"`mask_rate` ({self.rate}) must be more than 0 and at most 1")
+        if min(self.mask_share, self.random_share) < 0 or self.mask_share + self.random_share > 1:
+            raise ValueError(
+                f"`mask_share` ({self.mask_share}) and `random_share` ({self.random_share}) must add up to at most 1"
+            )
+        if self.special.all():
+            raise ValueError("the vocabulary has special tokens alone: there is nothing to predict")
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, **settings: float | bool) -> Masking:
+        """Takes the mask and the special tokens from a tokenizer.
+
+        Raises:
+            ValueError: if the tokenizer has no mask token, and see the class.
+        """
+        if tokenizer.mask_token_id is None:
+            raise ValueError("the tokenizer has no mask token: set `tokenizer.mask_token`, or train one with regard")
+        special = np.zeros(len(tokenizer), dtype=np.bool_)
+        special[tokenizer.all_special_ids] = True
+        return cls(tokenizer.mask_token_id, special, **settings)
+
+    def __call__(
+        self, ids: np.ndarray, starts_word: np.ndarray, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Masks one sequence.
+
+        Args:
+            ids: its tokens, special ones included.
+            starts_word: for each, whether it begins a word; read for whole words alone.
+            rng: the source of chance.
+
+        Returns:
+            The ids to show and the labels: the ids of the chosen tokens, `IGNORED` elsewhere.
+        """
+        ordinary = np.flatnonzero(~self.special[ids])
+        # Rounded up or down by chance, so that the rate holds in the mean for short sequences too.
+        number = min(len(ordinary), max(1, int(self.rate * len(ordinary) + rng.random())))
+        if self.whole_words:
+            chosen = self._choose_words(ordinary, starts_word, number, rng)
+        else:
+            chosen = rng.permutation(ordinary)[:number]
+        labels = np.full(len(ids), IGNORED, dtype=np.int64)
+        labels[chosen] = ids[chosen]
+        shown = ids.astype(np.int64)
+        fate = rng.random(len(chosen))
+        shown[chosen[fate < self.mask_share]] = self.mask_id
+        randomised = chosen[(fate >= self.mask_share) & (fate < self.mask_share + self.random_share)]
+        shown[randomised] = rng.choice(np.flatnonzero(~self.special), len(randomised))
+        return shown, labels
+
+    def _choose_words(
+        self, ordinary: np.ndarray, starts_word: np.ndarray, number: int, rng: np.random.Generator
+    ) -> np.ndarray:
+        # A special token ends a word: whatever stands after it is never a piece of one before it.
+        begins = starts_word[ordinary] | (np.diff(ordinary, prepend=-2) > 1)
+        words = np.split(ordinary, np.flatnonzero(begins)[1:])
+        chosen: list[np.ndarray] = []
+        free = number
+        for index in rng.permutation(len(words)):
+            if len(words[index]) <= free:
+                chosen.append(words[index])
+                free -= len(words[index])
+            if not free:
+                break
+        return np.concatenate(chosen) if chosen else ordinary[:0]

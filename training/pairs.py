@@ -1,0 +1,161 @@
+"""BERT's training examples: which spans of a corpus make up each of them.
+
+Devlin et al. (2019), https://arxiv.org/abs/1810.04805, appendix A.2. An epoch's examples are planned from the lengths
+of the sentences alone, and are a function of the seed and the epoch.
+
+Lengths and places are counted in tokens, places from the start of the whole corpus.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import random
+
+import numpy as np
+
+
+class SentenceIndex:
+    """Where the sentences and documents of a corpus begin.
+
+    Args:
+        sentence_lengths: of all sentences, in order.
+        sentences_per_document: how many of them each document has.
+        longest: longer sentences are cut into pieces of this length, which then count as sentences, so that a text
+            without full stops is used in full.
+    """
+
+    def __init__(self, sentence_lengths: np.ndarray, sentences_per_document: np.ndarray, longest: int) -> None:
+        pieces = -(-sentence_lengths // longest)
+        lengths = np.full(int(pieces.sum()), longest, dtype=np.int64)
+        last_pieces = np.cumsum(pieces) - 1
+        lengths[last_pieces] = sentence_lengths - (pieces - 1) * longest
+        self.bounds = np.concatenate([[0], np.cumsum(lengths)])
+        pieces_before = np.concatenate([[0], np.cumsum(pieces)])
+        sentences_before = np.concatenate([[0], np.cumsum(sentences_per_document)])
+        documents = pieces_before[sentences_before]
+        # Documents without a token hold no sentence, and could not be drawn from.
+        self.documents = np.concatenate([documents[:1], documents[1:][np.diff(documents) > 0]])
+
+    @property
+    def num_documents(self) -> int:
+        """Number of documents with text."""
+        return len(self.documents) - 1
+
+
+def plan_pairs(
+    index: SentenceIndex, max_tokens: int, seed: int, epoch: int, short_seq_prob: float = 0.1
+) -> np.ndarray:
+    """Plans the sentence pairs of an epoch.
+
+    Sentences of a document are gathered up to the target length and cut in two at a random sentence. For half of the
+    examples the second part stays and follows the first; for the others it is replaced by sentences of another
+    document, and gathered anew for the next example. A document of a single sentence has no pair of its own, and
+    serves as the other document alone, so that both kinds stay equally frequent.
+
+    Args:
+        index: the corpus.
+        max_tokens: the longest pair, without special tokens.
+        seed: of the run.
+        epoch: number of the epoch.
+        short_seq_prob: share of documents whose examples have a random shorter target length.
+
+    Returns:
+        One row for each example: start and stop of the first span, start and stop of the second, 1 if that is random.
+        In the order of the corpus, and not yet cut to `max_tokens`.
+
+    Raises:
+        ValueError: if there is no second document to draw from, or no document with two sentences.
+    """
+    if index.num_documents < 2:
+        raise ValueError(
+            f"next sentence prediction needs at least 2 documents, but the corpus has {index.num_documents}: "
+            "add documents, split the text into several (`documents`), or train without next sentences"
+        )
+    rng = random.Random(f"pairs {seed} {epoch}")
+    bounds, documents = index.bounds.tolist(), index.documents.tolist()
+    rows = []
+    for document in range(index.num_documents):
+        begin, end = documents[document], documents[document + 1]
+        if end - begin < 2:
+            continue
+        target = _draw_target(rng, max_tokens, short_seq_prob)
+        sentence = begin
+        while sentence < end:
+            stop = _gather(bounds, sentence, end, target)
+            is_random = rng.random() < 0.5
+            if stop - sentence == 1 and not is_random:
+                # A lone sentence gets its neighbour, at the end of a document the one before it.
+                sentence = min(sentence, end - 2)
+                stop = sentence + 2
+            middle = rng.randint(sentence + 1, stop - 1) if stop - sentence > 1 else stop
+            if is_random:
+                other = rng.randrange(index.num_documents - 1)
+                other += other >= document
+                other_start = rng.randrange(documents[other], documents[other + 1])
+                rest = target - (bounds[middle] - bounds[sentence])
+                second = (other_start, _gather(bounds, other_start, documents[other + 1], rest))
+            else:
+                second = (middle, stop)
+            rows.append((*(bounds[place] for place in (sentence, middle, *second)), is_random))
+            sentence = middle if is_random else stop
+    if not rows:
+        raise ValueError(
+            "no document has two sentences to make a pair of: "
+            "make documents longer (`documents`), or train without next sentences"
+        )
+    return np.array(rows, dtype=np.int64)
+
+
+def plan_segments(
+    index: SentenceIndex, max_tokens: int, seed: int, epoch: int, short_seq_prob: float = 0.1
+) -> np.ndarray:
+    """Plans the examples of an epoch without next sentence prediction: as many sentences of one document as fit.
+
+    Args:
+        index: the corpus.
+        max_tokens: the longest segment, without special tokens.
+        seed: of the run.
+        epoch: number of the epoch.
+        short_seq_prob: share of documents whose examples have a random shorter length.
+
+    Returns:
+        Rows as of `plan_pairs`, with an empty second span.
+    """
+    rng = random.Random(f"segments {seed} {epoch}")
+    bounds, documents = index.bounds.tolist(), index.documents.tolist()
+    rows = []
+    for begin, end in itertools.pairwise(documents):
+        target = _draw_target(rng, max_tokens, short_seq_prob)
+        sentence = begin
+        while sentence < end:
+            # The last sentence gathered overshoots, and opens the next example if it is not alone.
+            stop = _gather(bounds, sentence, end, target + 1)
+            if bounds[stop] - bounds[sentence] > target and stop - sentence > 1:
+                stop -= 1
+            rows.append((bounds[sentence], bounds[stop], 0, 0, False))
+            sentence = stop
+    return np.array(rows, dtype=np.int64)
+
+
+def _draw_target(rng: random.Random, max_tokens: int, short_seq_prob: float) -> int:
+    return rng.randint(2, max_tokens) if rng.random() < short_seq_prob else max_tokens
+
+
+def _gather(bounds: list[int], sentence: int, end: int, target: int) -> int:
+    """The sentence before which `target` tokens are reached, counted from `sentence`; at most `end`."""
+    return max(sentence + 1, min(end, bisect.bisect_left(bounds, bounds[sentence] + target, sentence)))
+
+
+def truncated(first: int, second: int, max_tokens: int) -> tuple[int, int]:
+    """What remains of two segments' lengths when tokens are taken from the longer one until both fit."""
+    excess = max(0, first + second - max_tokens)
+    from_longer = min(excess, abs(first - second))
+    rest = excess - from_longer
+    # From equals, the second loses the first token.
+    first_loses, second_loses = rest // 2, rest - rest // 2
+    if first > second:
+        first_loses += from_longer
+    else:
+        second_loses += from_longer
+    return first - first_loses, second - second_loses

@@ -1,0 +1,81 @@
+"""The folder of a run.
+
+settings.yaml   what the run was asked for
+tokenizer/      fixed when the run starts
+checkpoints/    the run's whole state at some steps
+logs/           what the trackers write
+history.jsonl   losses and figures by step
+results.json    what the run came to, once it has ended
+model/          the trained model and its tokenizer, loadable by transformers
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from .settings import TrainingSettings, make_settings, read_yaml, to_dict
+
+Settings = TypeVar("Settings", bound=TrainingSettings)
+
+SETTINGS_FILE, RESULTS_FILE = "settings.yaml", "results.json"
+TOKENIZER, MODEL = "tokenizer", "model"
+
+
+def open_run(
+    folder: Path, settings_class: type[Settings], family: str, given: dict[str, Any], resume: bool
+) -> Settings:
+    """Starts a run in a new folder, or goes on with the one that it holds.
+
+    Args:
+        folder: of the run; made if it is not there.
+        settings_class: of the family's settings.
+        family: name of the family.
+        given: the settings that were given, by name.
+        resume: whether to go on with the run in the folder, or to start one if there is none.
+
+    Returns:
+        The run's settings: those given and the defaults, or those that the run was started with.
+
+    Raises:
+        ValueError: if the folder holds something else, or a run that was not to be resumed or has other settings.
+    """
+    file = folder / SETTINGS_FILE
+    if not file.exists():
+        settings = make_settings(settings_class, given)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ValueError(f"`output` ({folder}) holds something that is no run: choose another folder")
+        return settings
+    if not resume:
+        raise ValueError(f"`output` ({folder}) holds another run: choose another folder, or `resume` to go on with it")
+    saved = read_yaml(file)
+    saved_family = saved.pop("family", None)
+    if saved_family != family:
+        raise ValueError(f"`output` ({folder}) holds a run of {saved_family!r}, not of {family!r}")
+    settings = make_settings(settings_class, saved)
+    asked = to_dict(make_settings(settings_class, {**saved, **given}))
+    differing = [f"`{name}` was {saved[name]!r}, not {asked[name]!r}" for name in given if asked[name] != saved[name]]
+    if differing:
+        raise ValueError(f"the run in {folder} can't go on with other settings: {'; '.join(differing)}")
+    return settings
+
+
+def save_settings(folder: Path, family: str, settings: TrainingSettings) -> None:
+    """Writes the settings that mark a folder as a run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump({"family": family, **to_dict(settings)}, sort_keys=False, allow_unicode=True)
+    (folder / SETTINGS_FILE).write_text(text, encoding="utf-8")
+
+
+def save_results(folder: Path, results: dict[str, Any]) -> None:
+    """Writes what a run came to."""
+    (folder / RESULTS_FILE).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+
+
+def load_results(folder: Path) -> dict[str, Any] | None:
+    """Reads what a run came to; None if it has not ended."""
+    file = folder / RESULTS_FILE
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None

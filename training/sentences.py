@@ -1,0 +1,84 @@
+"""Sentence splitting.
+
+`sentencex` (Wikimedia) does the work: it has wheels for CPython 3.10 to 3.15 and about 300 languages, is MIT-licensed
+and released in 2026, loses no character, and at 15 MB/s is the fastest of the libraries measured.
+"""
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+import sentencex
+
+# sentencex takes time that is quadratic in the length of Chinese or Japanese text, and linear below a few thousand
+# characters.
+WINDOW = 2_000
+
+_LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]+)*")
+_LIST_MARK = re.compile(r"\s*(?:[-*+•·]|\d{1,3}[.)]|\([a-z\d]{1,3}\)|#{1,6})\s")
+_RULE = re.compile(r"\s*([-=~^*#+_])\1{2,}\s*")
+
+
+def split_sentences(text: str, language: str = "en") -> list[str]:
+    """Splits a text into sentences.
+
+    A blank line, a list item, a Markdown heading and a line that is underlined end a sentence; other line breaks are
+    taken for hard wrapping. Every run of white space in a sentence becomes one space, and nothing else is changed or
+    lost.
+
+    Args:
+        text: The text, of any length.
+        language: Its ISO 639 code, such as `en` or `pt-br`. An unknown language is split as its nearest known
+            relative, in the end as English.
+
+    Returns:
+        The sentences in order, none of them empty.
+
+    Raises:
+        ValueError: `language` does not look like a language code.
+    """
+    if not _LANGUAGE.fullmatch(language):
+        raise ValueError(f"`language` ({language!r}) must be an ISO 639 code, such as 'en' or 'pt-br'")
+    return [sentence for block in _blocks(text) for sentence in _sentences(block, language)]
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """Yields the parts of a text that no sentence crosses, each on one line."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        words = " ".join(line.split())
+        if lines and (not words or _LIST_MARK.match(line)):
+            yield " ".join(lines)
+            lines = []
+        if words:
+            lines.append(words)
+        if len(lines) > 1 and _RULE.fullmatch(line):
+            yield " ".join(lines)
+            lines = []
+    if lines:
+        yield " ".join(lines)
+
+
+def _sentences(block: str, language: str) -> Iterator[str]:
+    start, width = 0, WINDOW
+    while start < len(block):
+        window = block[start : start + width]
+        ends = _sentence_ends(window, language)
+        if start + width < len(block):
+            # The last sentence may go on beyond the window. If it is the only one, the window is too narrow.
+            ends.pop()
+            width = WINDOW if ends else 2 * width
+        for begin, end in pairwise([0, *ends]):
+            yield window[begin:end].strip()
+        start += ends[-1] if ends else 0
+
+
+def _sentence_ends(text: str, language: str) -> list[int]:
+    ends = []
+    end = 0
+    for sentence in sentencex.segment(language, text):
+        end += len(sentence)
+        # sentencex also splits `argparse.ArgumentParser`. Only a mark such as U+3002 needs no space after it.
+        if sentence[-1].isspace() or not sentence[-1].isascii() or end == len(text):
+            ends.append(end)
+    return ends

@@ -1,0 +1,168 @@
+"""Settings of a run: the fields of one dataclass are the keys of a YAML file and the options of a command."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+Settings = TypeVar("Settings")
+
+
+def option(default: Any, help: str) -> Any:
+    """A field of a settings dataclass, with the text that explains it on the command line."""
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: type(default)(default), metadata={"help": help})
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class TrainingSettings:
+    """What every family's training run can set."""
+
+    data: list[str] = option(
+        ["python-docs"],
+        "What to train on: 'python-docs', a text, jsonl, csv or parquet file, a folder, a glob, or a Hub data set id. "
+        "Several are joined.",
+    )
+    text_column: str = option("text", "The column of a table or data set that holds the text.")
+    documents: str = option("file", "What a document is in text files: 'file', 'blank-line' or 'line'.")
+    split: str = option("train", "The split of a Hub data set to train on.")
+    max_documents: int | None = option(None, "Read no more documents than this.")
+    streaming: bool = option(False, "Read a Hub data set row by row, without keeping its files.")
+    language: str = option("en", "Language of the text (ISO 639), for splitting sentences.")
+    validation: str = option("0.05", "Held-out data: a share of the documents, or another source like --data.")
+    max_length: int = option(128, "Longest training example, in tokens.")
+    steps: int | None = option(None, "Train for this many steps.")
+    epochs: float | None = option(None, "Train for this many passes over the data.")
+    minutes: float | None = option(None, "Train for this long; such a run can't be repeated to the bit.")
+    batch_size: int = option(32, "Examples per step, over all processes and accumulation.")
+    accumulation: int = option(1, "Parts in which each process computes its share of a batch, to save memory.")
+    learning_rate: float = option(1e-3, "Highest learning rate, reached after the warm-up.")
+    warmup: float = option(0.1, "Share of the training in which the learning rate rises.")
+    schedule: str = option("linear", "How the learning rate falls afterwards: 'linear', 'cosine' or 'constant'.")
+    weight_decay: float = option(0.01, "Decoupled weight decay, on matrices alone.")
+    clip: float = option(1.0, "Largest norm of the gradient; 0 does not clip.")
+    precision: str = option("no", "Mixed precision: 'no' (float32), 'bf16' or 'fp16'.")
+    seed: int = option(0, "Seeds weights, data and dropout.")
+    workers: int = option(0, "Processes that prepare batches beside the training; the batches don't depend on it.")
+    evaluate_every: int = option(200, "Steps between evaluations; 0 evaluates at the end alone.")
+    evaluation_batches: int | None = option(None, "Batches per evaluation; all of the held-out data if not given.")
+    log_every: int = option(10, "Steps between logged values.")
+    log_with: list[str] = option(["tensorboard"], "Trackers to log to, as Accelerate names them; 'none' for none.")
+    save_every: int = option(200, "Steps between checkpoints; 0 saves none.")
+    keep_last: int = option(2, "Checkpoints to keep.")
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Checks what can be told before anything is read.
+
+        Raises:
+            ValueError: naming the setting, what it got and what is allowed.
+        """
+        given = [name for name in ("steps", "epochs", "minutes") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"`{given[0]}` and `{given[1]}` both tell how long to train: give one of them")
+        for name in ("steps", "epochs", "minutes", "learning_rate"):
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
+                raise ValueError(f"`{name}` ({getattr(self, name)}) must be more than 0")
+        for name in ("batch_size", "accumulation", "log_every", "keep_last", "max_documents", "evaluation_batches"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"`{name}` ({getattr(self, name)}) must be at least 1")
+        for name in ("workers", "evaluate_every", "save_every", "weight_decay", "clip", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"`{name}` ({getattr(self, name)}) must be at least 0")
+        if not 0 <= self.warmup <= 1:
+            raise ValueError(f"`warmup` ({self.warmup}) must be at least 0 and at most 1")
+        self.require_choice("schedule", ("linear", "cosine", "constant"))
+        self.require_choice("precision", ("no", "bf16", "fp16"))
+
+    def require_choice(self, name: str, allowed: typing.Iterable[str]) -> None:
+        """Raises a ValueError if a setting is none of the allowed words."""
+        if getattr(self, name) not in allowed:
+            raise ValueError(f"`{name}` ({getattr(self, name)!r}) must be one of {', '.join(allowed)}")
+
+
+def field_types(settings_class: type) -> dict[str, Any]:
+    """The type of each setting, by name."""
+    return typing.get_type_hints(settings_class)
+
+
+def make_settings(settings_class: type[Settings], values: dict[str, Any]) -> Settings:
+    """Builds settings from named values, such as a YAML file holds.
+
+    Raises:
+        ValueError: for a name that is no setting (with the nearest one that is), or a value of another type.
+    """
+    types = field_types(settings_class)
+    for name in values:
+        if name not in types:
+            nearest = difflib.get_close_matches(str(name), types, n=1)
+            hint = f"did you mean `{nearest[0]}`?" if nearest else f"the settings are {', '.join(sorted(types))}"
+            raise ValueError(f"there is no setting `{name}`: {hint}")
+    return settings_class(**{name: _converted(name, value, types[name]) for name, value in values.items()})
+
+
+def _converted(name: str, value: Any, expected: Any) -> Any:
+    """Takes a value as the type that a setting has; whole numbers and single words widen."""
+    options = typing.get_args(expected) if type(None) in typing.get_args(expected) else (expected,)
+    if value is None and type(None) in options:
+        return None
+    kind = next(option for option in options if option is not type(None))
+    origin = typing.get_origin(kind) or kind
+    if origin is list and isinstance(value, str):
+        return [value]
+    if origin is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if origin is float and isinstance(value, str):
+        # YAML reads 1e-4, without a dot, as text.
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    if origin is str and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, origin) or (isinstance(value, bool) and origin is not bool):
+        raise ValueError(f"`{name}` ({value!r}) must be {_described(origin)}")
+    return value
+
+
+def _described(kind: type) -> str:
+    return {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list"}.get(
+        kind, "a mapping"
+    )
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Reads settings from a YAML file.
+
+    Raises:
+        ValueError: if it is not there, does not parse (with the line), or is no mapping.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the settings file {path} can't be read: {error}") from None
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise ValueError(f"{path}{where} is not YAML: {getattr(error, 'problem', error)}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold settings as `name: value`, but it holds a {type(values).__name__}")
+    return values
+
+
+def to_dict(settings: Any) -> dict[str, Any]:
+    """The settings as plain values, in the order of their fields."""
+    return dataclasses.asdict(settings)
