@@ -183,11 +183,12 @@ def eager_attention_forward(
 
     Query (B, H, Q, D), key and value (B, H, K, D) give the context (B, Q, H, D) and the weights (B, H, Q, K).
     """
-    if attention_mask is None and query.shape[2] > 1:
-        # As the other kernels read it: no mask is a causal one where the module, or the caller, says so.
-        if getattr(module, "is_causal", False) if is_causal is None else is_causal:
-            length = query.shape[2]
-            attention_mask = torch.ones(length, key.shape[2], dtype=torch.bool, device=query.device).tril()
+    length = query.shape[2]
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", False)
+    if attention_mask is None and is_causal and length > 1:
+        # As the other kernels read it: no mask means the causal one where the module, or the caller, says so.
+        attention_mask = torch.ones(length, key.shape[2], dtype=torch.bool, device=query.device).tril()
     weights = normalize(dot_scores(query, key, scaling), attention_mask)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     return combine(weights, value).transpose(1, 2).contiguous(), weights
@@ -211,7 +212,7 @@ class MultiHeadAttention(nn.Module):
     def __init__(
         self,
         config: PreTrainedConfig,
-        layer_idx: int | None = None,
+        layer_idx: int = 0,
         is_causal: bool = False,
         is_cross_attention: bool = False,
     ) -> None:
@@ -245,12 +246,13 @@ class MultiHeadAttention(nn.Module):
         return query, key, value
 
     def _cross_attended(
-        self, hidden_states: Tensor, memory: Tensor, cache: EncoderDecoderCache | None
+        self, hidden_states: Tensor, memory: Tensor | None, cache: Cache | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         query = self._heads(self.query(hidden_states))
+        assert cache is None or isinstance(cache, EncoderDecoderCache)
         if cache is not None and cache.is_updated.get(self.layer_idx):
             # The memory does not change while decoding: it was projected once, at the first step.
-            layer = cache.cross_attention_cache.layers[self.layer_idx]
+            layer: Any = cache.cross_attention_cache.layers[self.layer_idx]
             return query, layer.keys, layer.values
         key, value = map(self._heads, self.key_value(memory).chunk(2, dim=-1))
         if cache is not None:

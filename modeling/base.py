@@ -39,7 +39,7 @@ def show_weights(forward: Callable) -> Callable:
     @wraps(forward)
     def wrapper(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         kernel = self.config._attn_implementation
-        if kernel == "eager" or not kwargs.get("output_attentions"):
+        if kernel == "eager" or not kwargs.get("output_attentions", self.config.output_attentions):
             return forward(self, *args, **kwargs)
         self.config._attn_implementation = "eager"
         try:

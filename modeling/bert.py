@@ -123,7 +123,7 @@ class RegardBertModel(RegardBertPreTrainedModel):
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Replaces the token embeddings."""
-        self.embeddings.tokens = value
+        self.embeddings.tokens = value  # type: ignore[assignment]
 
     @merge_with_config_defaults
     @capture_outputs
@@ -154,9 +154,9 @@ class RegardBertModel(RegardBertPreTrainedModel):
             ValueError: for a sequence longer than the positions, or for ids outside their vocabularies. Ids on an
                 accelerator are not read, since that would wait for it.
         """
-        if (input_ids is None) == (inputs_embeds is None):
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        if given is None or (input_ids is not None and inputs_embeds is not None):
             raise ValueError("give either `input_ids` or `inputs_embeds`, and not both")
-        given = input_ids if input_ids is not None else inputs_embeds
         config, length = self.config, given.shape[1]
         check_length(length, config.max_position_embeddings)
         check_ids("input_ids", input_ids, self.embeddings.tokens.num_embeddings, "vocab_size")
@@ -211,12 +211,13 @@ class PredictsMaskedTokens(RegardBertPreTrainedModel):
     """Base of the two classes with a masked language modeling head; the head may share the token embeddings."""
 
     _tied_weights_keys = {"masked_lm_head.decoder.weight": "bert.embeddings.tokens.weight"}
+    masked_lm_head: MaskedLMHead
 
     def get_output_embeddings(self) -> nn.Module:
         """The layer that scores the vocabulary."""
         return self.masked_lm_head.decoder
 
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         """Replaces the layer that scores the vocabulary."""
         self.masked_lm_head.decoder = new_embeddings
 

@@ -22,12 +22,12 @@ from .bert import RegardBertModel, RegardBertPreTrainedModel
 class _Classifier(RegardBertPreTrainedModel):
     """An encoder with dropout and one linear layer on it."""
 
-    def __init__(self, config: RegardBertConfig, num_outputs: int, add_pooling_layer: bool) -> None:
+    def __init__(self, config: RegardBertConfig, num_outputs: int | None, add_pooling_layer: bool) -> None:
         super().__init__(config)
         dropout = config.classifier_dropout
         self.bert = RegardBertModel(config, add_pooling_layer)
         self.dropout = nn.Dropout(config.hidden_dropout_prob if dropout is None else dropout)
-        self.classifier = nn.Linear(config.hidden_size, num_outputs)
+        self.classifier = nn.Linear(config.hidden_size, num_outputs or 2)
         self.post_init()
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedConfig
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.core_model_loading import (
     Concatenate,
@@ -18,7 +17,6 @@ from transformers.core_model_loading import (
     PrefixChange,
     WeightConverter,
     WeightRenaming,
-    WeightTransform,
 )
 
 # Parts of a name on disk, and in memory. They are replaced from top to bottom: a longer one before a part of it.
@@ -66,12 +64,11 @@ class ReadPredictionBias(ConversionOps):
         input_dict: dict[str, list[Tensor]],
         source_patterns: list[str],
         target_patterns: list[str],
-        config: PreTrainedConfig,
         **kwargs: Any,
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, list[Tensor]]:
         """See `ConversionOps.convert`; the one or two tensors come in the order of their names."""
         tensors = input_dict[source_patterns[0]]
-        return {target_patterns[0]: tensors[0 if config.tie_word_embeddings else -1]}
+        return {target_patterns[0]: tensors[:1] if kwargs["config"].tie_word_embeddings else tensors[-1:]}
 
     @property
     def reverse_op(self) -> ConversionOps:
@@ -87,13 +84,14 @@ class WritePredictionBias(ConversionOps):
         input_dict: dict[str, list[Tensor]],
         source_patterns: list[str],
         target_patterns: list[str],
-        config: PreTrainedConfig,
         **kwargs: Any,
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, list[Tensor]]:
         """See `ConversionOps.convert`."""
         bias = input_dict[source_patterns[0]][0]
-        names = {"cls.predictions.bias": bias}
-        return names if config.tie_word_embeddings else names | {"cls.predictions.decoder.bias": bias.clone()}
+        names = {"cls.predictions.bias": [bias]}
+        if not kwargs["config"].tie_word_embeddings:
+            names["cls.predictions.decoder.bias"] = [bias.clone()]
+        return names
 
     @property
     def reverse_op(self) -> ConversionOps:
@@ -101,7 +99,7 @@ class WritePredictionBias(ConversionOps):
         return ReadPredictionBias()
 
 
-def _renamings(names: dict[str, str]) -> list[WeightTransform]:
+def _renamings(names: dict[str, str]) -> list[WeightConverter | WeightRenaming]:
     # The first BERT checkpoints call the parameters of a norm gamma and beta.
     old_names = [
         LoadOnlyRenaming("LayerNorm.gamma", "LayerNorm.weight"),

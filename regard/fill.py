@@ -59,6 +59,6 @@ def fill_masks(text: str, model: str | Path = "runs/bert", top: int = 5) -> list
         raise ValueError(f"`top` ({top}) must be at least 1 and at most the vocabulary's {network.config.vocab_size}")
     best = network(**inputs).logits[0, masks].softmax(-1).topk(top)
     return [
-        [Guess(tokenizer.decode([index]), probability) for index, probability in zip(row, values, strict=True)]
+        [Guess(str(tokenizer.decode([index])), probability) for index, probability in zip(row, values, strict=True)]
         for row, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]

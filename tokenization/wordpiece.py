@@ -79,13 +79,14 @@ def train_wordpiece(
         if len(vocabulary) + len(missing) > vocab_size:
             break
         vocabulary.update(dict.fromkeys(missing))
-    if len(vocabulary) < vocab_size:
-        logger.warning(
-            "The texts yield %d word pieces of the %d asked for (`min_frequency` %d).",
-            len(vocabulary),
-            vocab_size,
-            min_frequency,
-        )
+    else:
+        if len(vocabulary) < vocab_size:
+            logger.warning(
+                "The texts yield %d word pieces of the %d asked for (`min_frequency` %d).",
+                len(vocabulary),
+                vocab_size,
+                min_frequency,
+            )
     return BertTokenizer(
         vocab={piece: index for index, piece in enumerate(vocabulary)},
         do_lower_case=lowercase,

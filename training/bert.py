@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from datasets import Dataset
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from ..configuration.bert import RegardBertConfig
 from ..modeling.bert import RegardBertForMaskedLM, RegardBertForPreTraining
@@ -69,7 +69,7 @@ class BertSettings(TrainingSettings):
         if not 0 <= self.dropout < 1:
             raise ValueError(f"`dropout` ({self.dropout}) must be at least 0 and less than 1")
 
-    def make_config(self, tokenizer: PreTrainedTokenizerBase | None = None) -> RegardBertConfig:
+    def make_config(self, tokenizer: PreTrainedTokenizerFast | None = None) -> RegardBertConfig:
         """The model's configuration, for the tokenizer if it is there yet.
 
         Raises:
@@ -184,7 +184,7 @@ def load_split(settings: TrainingSettings) -> tuple[Dataset, Dataset]:
     Raises:
         ValueError: if `validation` is neither a share nor a source, or a part would be empty; see `load_documents`.
     """
-    reading = {
+    reading: dict[str, Any] = {
         "text_column": settings.text_column,
         "documents": settings.documents,
         "split": settings.split,
@@ -209,7 +209,7 @@ def load_split(settings: TrainingSettings) -> tuple[Dataset, Dataset]:
     return split["train"], split["test"]
 
 
-def make_tokenizer(settings: BertSettings, documents: Dataset) -> PreTrainedTokenizerBase:
+def make_tokenizer(settings: BertSettings, documents: Dataset) -> PreTrainedTokenizerFast:
     """The tokenizer that the settings name, or one trained on the documents.
 
     Raises:
@@ -226,6 +226,8 @@ def make_tokenizer(settings: BertSettings, documents: Dataset) -> PreTrainedToke
             model_max_length=limit,
         )
     tokenizer = AutoTokenizer.from_pretrained(settings.tokenizer, model_max_length=limit)
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise ValueError(f"`tokenizer` ({settings.tokenizer}) is none of the `tokenizers` library, which is needed")
     for name in ("cls", "sep", "mask", "pad"):
         if getattr(tokenizer, f"{name}_token_id") is None:
             raise ValueError(f"`tokenizer` ({settings.tokenizer}) has no {name} token, which pretraining needs")
@@ -277,10 +279,14 @@ def pretrain_bert(
 
 def _prepare(
     folder: Path, settings: BertSettings, documents: Dataset, held_out_documents: Dataset
-) -> tuple[BertTask, PreTrainedTokenizerBase, dict[str, Any]]:
+) -> tuple[BertTask, PreTrainedTokenizerFast, dict[str, Any]]:
     """Tokenises the data. In a new run, writes settings and tokenizer once everything is known to do."""
     begun = (folder / TOKENIZER).exists()
-    tokenizer = AutoTokenizer.from_pretrained(folder / TOKENIZER) if begun else make_tokenizer(settings, documents)
+    tokenizer: PreTrainedTokenizerFast = (
+        AutoTokenizer.from_pretrained(folder / TOKENIZER)  # type: ignore[assignment]
+        if begun
+        else make_tokenizer(settings, documents)
+    )
     masking = Masking.from_tokenizer(tokenizer, rate=settings.mask_rate, whole_words=settings.whole_words)
 
     def examples(part: Dataset) -> BertExamples:
@@ -323,7 +329,7 @@ def _prepare(
 
 @torch.inference_mode()
 def fill_examples(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, documents: Dataset, settings: BertSettings
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, documents: Dataset, settings: BertSettings
 ) -> list[dict[str, Any]]:
     """Masks a word in each of five sentences and has the model guess it.
 
@@ -368,7 +374,7 @@ def _finish(
     folder: Path,
     settings: BertSettings,
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerFast,
     held_out: Dataset,
     data: dict[str, Any],
     outcome: Outcome,

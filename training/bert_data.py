@@ -56,7 +56,7 @@ class BertExamples:
         least = self._specials + 2
         if self.max_length < least:
             raise ValueError(
-                f"`max_length` ({self.max_length}) must be at least {least}: two tokens and {self._specials} special ones"
+                f"`max_length` ({self.max_length}) must be at least {least}: {self._specials} special tokens and 2"
             )
         if not 0 <= self.short_seq_prob <= 1:
             raise ValueError(f"`short_seq_prob` ({self.short_seq_prob}) must be at least 0 and at most 1")

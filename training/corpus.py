@@ -71,7 +71,7 @@ def tokenize_documents(
 
 
 def _joined(parts: Iterable[Any], dtype: type) -> np.ndarray:
-    arrays = [np.asarray(part, dtype=dtype) for part in parts]
+    arrays: list[np.ndarray] = [np.asarray(part, dtype=dtype) for part in parts]
     return np.concatenate(arrays) if arrays else np.empty(0, dtype=dtype)
 
 

@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast, send_to_device, set_seed
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
@@ -26,13 +26,23 @@ from .settings import TrainingSettings, to_dict
 logger = logging.getLogger("regard.training")
 
 
+class Examples(Protocol):
+    """A `torch.utils.data.Dataset` that knows its length."""
+
+    def __len__(self) -> int:
+        """The number of examples."""
+
+    def __getitem__(self, index: int) -> Any:
+        """One example."""
+
+
 class Task(Protocol):
     """What one family's training differs in from another's."""
 
-    def epoch(self, number: int) -> Dataset:
+    def epoch(self, number: int) -> Examples:
         """The examples of an epoch, in its order; each depends on the seed, the epoch and its index alone."""
 
-    def held_out(self) -> Dataset:
+    def held_out(self) -> Examples:
         """The examples to evaluate on, always the same."""
 
     def collate(self, examples: list[Any]) -> dict[str, Tensor]:
@@ -206,7 +216,7 @@ class Loop:
             return share
         return float(broadcast(torch.tensor([share], device=self.accelerator.device))[0])
 
-    def _loader(self, examples: Dataset, first_step: int, steps: int) -> DataLoader:
+    def _loader(self, examples: Examples, first_step: int, steps: int) -> DataLoader:
         """Loads this process's parts of the batches. The global batch is the same however many processes share it."""
         settings, accelerator = self.settings, self.accelerator
         part = settings.batch_size // (accelerator.num_processes * settings.accumulation)
@@ -215,10 +225,10 @@ class Loop:
         starts = range(first_step * settings.batch_size + begin, steps * settings.batch_size, stride)
         return self._make_loader(examples, [range(start, start + part) for start in starts])
 
-    def _make_loader(self, examples: Dataset, batches: list[range]) -> DataLoader:
+    def _make_loader(self, examples: Examples, batches: list[range]) -> DataLoader:
         return DataLoader(
-            examples,
-            batch_sampler=batches,
+            examples,  # type: ignore[arg-type]
+            batch_sampler=batches,  # type: ignore[arg-type]
             collate_fn=self.task.collate,
             num_workers=self.settings.workers,
             # Without one of its own it would draw a number from the generator that dropout uses.

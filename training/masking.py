@@ -7,6 +7,7 @@ https://arxiv.org/abs/1810.04805).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -49,7 +50,7 @@ class Masking:
             raise ValueError("the vocabulary has special tokens alone: there is nothing to predict")
 
     @classmethod
-    def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, **settings: float | bool) -> Masking:
+    def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> Masking:
         """Takes the mask and the special tokens from a tokenizer.
 
         Raises:
