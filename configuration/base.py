@@ -24,6 +24,7 @@ _LEAST = {
     "vocab_size": 1,
     "hidden_size": 1,
     "num_hidden_layers": 1,
+    "num_decoder_layers": 1,
     "num_attention_heads": 1,
     "intermediate_size": 1,
     "max_position_embeddings": 1,
@@ -32,6 +33,10 @@ _LEAST = {
     "layer_norm_eps": 0,
     "chunk_size_feed_forward": 0,
 }
+
+# The names that the modelling code builds from.
+POSITION_TYPES = ("learned", "sinusoidal")
+NORM_POSITIONS = ("pre", "post")
 
 
 @strict

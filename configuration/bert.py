@@ -1,7 +1,6 @@
 """The configuration of the BERT family."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: it turns types into strings, and `strict` does not check those.
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict

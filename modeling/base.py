@@ -69,17 +69,58 @@ def check_ids(name: str, ids: Tensor | None, size: int, size_name: str) -> None:
         raise ValueError(f"`{name}` holds the id {wrong}, but `{size_name}` ({size}) allows 0 to {size - 1}")
 
 
-def check_length(length: int, limit: int) -> None:
-    """Refuses a sequence longer than the positions.
+def one_of(input_ids: Tensor | None, inputs_embeds: Tensor | None, prefix: str = "") -> Tensor:
+    """The one of the two that is given.
+
+    Raises:
+        ValueError: if none is, or both are.
+    """
+    given = input_ids if inputs_embeds is None else inputs_embeds
+    if given is None or (input_ids is not None and inputs_embeds is not None):
+        raise ValueError(f"give either `{prefix}input_ids` or `{prefix}inputs_embeds`, and not both")
+    return given
+
+
+def check_length(length: int, limit: int, past: int = 0) -> None:
+    """Refuses a sequence longer than the positions, with the `past` tokens that are in a cache.
 
     Raises:
         ValueError: naming both lengths, and how to truncate.
     """
+    # A static cache counts its tokens on the device.
+    if isinstance(past, int):
+        length += past
     if length > limit:
         raise ValueError(
             f"the sequence has {length} tokens, {length} > {limit} (`max_position_embeddings`): "
             f"truncate it, e.g. `tokenizer(..., truncation=True, max_length={limit})`"
         )
+
+
+def check_positions(position_ids: Tensor, limit: int) -> None:
+    """Refuses positions beyond the last, where they can be read without waiting for an accelerator.
+
+    Raises:
+        ValueError: see `check_length`; or for a negative position.
+    """
+    if _readable(position_ids):
+        check_length(int(position_ids.max()) + 1, limit)
+        check_ids("position_ids", position_ids, limit, "max_position_embeddings")
+
+
+def check_source(length: int, attention_mask: Tensor | None) -> None:
+    """Refuses a source without tokens, of which nothing could be read.
+
+    Raises:
+        ValueError: for an empty source, or naming the row that is padding alone.
+    """
+    if length == 0:
+        raise ValueError("the source is empty: give it one token or more")
+    if attention_mask is None or attention_mask.dim() != 2 or not _readable(attention_mask):
+        return
+    empty = ~attention_mask.bool().any(dim=1)
+    if bool(empty.any()):
+        raise ValueError(f"row {int(empty.nonzero()[0])} of the source is padding alone: give it one token or more")
 
 
 def check_labels(labels: Tensor, num_classes: int, name: str = "labels") -> None:
@@ -110,7 +151,11 @@ def mean_loss(total: Tensor, count: Tensor | int, num_items_in_batch: Tensor | i
 
 
 def cross_entropy(
-    logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None = None, name: str = "labels"
+    logits: Tensor,
+    labels: Tensor,
+    num_items_in_batch: Tensor | int | None = None,
+    name: str = "labels",
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     """Mean cross-entropy, in float32, of logits (..., classes) and labels (...), -100 ignored; see `mean_loss`.
 
@@ -119,8 +164,40 @@ def cross_entropy(
     """
     check_labels(labels, logits.shape[-1], name)
     labels = labels.reshape(-1).to(logits.device)
-    total = nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), labels, reduction="sum")
+    logits = logits.reshape(-1, logits.shape[-1]).float()
+    total = nn.functional.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing)
     return mean_loss(total, (labels != -100).sum(), num_items_in_batch)
+
+
+def causal_lm_loss(
+    logits: Tensor, labels: Tensor | None, num_items_in_batch: Tensor | int | None, shift_labels: Tensor | None
+) -> Tensor:
+    """Cross-entropy of each token's logits (B, L, V) with the next token of `labels` (B, L).
+
+    Args:
+        logits: scores of the vocabulary.
+        labels: the ids of the text itself; not read if `shift_labels` is given.
+        num_items_in_batch: see `mean_loss`.
+        shift_labels: the ids to predict at each position, shifted already.
+    """
+    if shift_labels is None:
+        assert labels is not None
+        shift_labels = nn.functional.pad(labels, (0, 1), value=-100)[..., 1:]
+    return cross_entropy(logits, shift_labels, num_items_in_batch)
+
+
+def shift_right(labels: Tensor, start_id: int, pad_id: int | None) -> Tensor:
+    """A decoder's input for its labels (B, L): the start token in front, the last label off, padding for -100.
+
+    Raises:
+        ValueError: if labels are ignored, and there is no padding token to stand for them.
+    """
+    shifted = nn.functional.pad(labels[:, :-1], (1, 0), value=start_id)
+    if pad_id is not None:
+        return shifted.masked_fill(shifted == -100, pad_id)
+    if _readable(shifted) and bool((shifted == -100).any()):
+        raise ValueError("`labels` holds -100, which needs a `pad_token_id` in the configuration to stand for it")
+    return shifted
 
 
 def weighted_cross_entropy(

@@ -26,7 +26,16 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from ..configuration.bert import RegardBertConfig
 from . import weights  # noqa: F401  (registers the on-disk format)
 from .attention import MultiHeadAttention
-from .base import RegardPreTrainedModel, check_ids, check_length, cross_entropy, show_weights, weighted_cross_entropy
+from .base import (
+    RegardPreTrainedModel,
+    check_ids,
+    check_length,
+    check_positions,
+    cross_entropy,
+    one_of,
+    show_weights,
+    weighted_cross_entropy,
+)
 from .block import TransformerBlock, TransformerStack
 from .positions import LearnedPositions
 
@@ -154,19 +163,18 @@ class RegardBertModel(RegardBertPreTrainedModel):
             ValueError: for a sequence longer than the positions, or for ids outside their vocabularies. Ids on an
                 accelerator are not read, since that would wait for it.
         """
-        given = input_ids if inputs_embeds is None else inputs_embeds
-        if given is None or (input_ids is not None and inputs_embeds is not None):
-            raise ValueError("give either `input_ids` or `inputs_embeds`, and not both")
+        given = one_of(input_ids, inputs_embeds)
         config, length = self.config, given.shape[1]
-        check_length(length, config.max_position_embeddings)
         check_ids("input_ids", input_ids, self.embeddings.tokens.num_embeddings, "vocab_size")
         check_ids("token_type_ids", token_type_ids, config.type_vocab_size, "type_vocab_size")
-        check_ids("position_ids", position_ids, config.max_position_embeddings, "max_position_embeddings")
         if token_type_ids is None:
             self._warn_of_pairs(input_ids)
             token_type_ids = torch.zeros((1, length), dtype=torch.long, device=given.device)
         if position_ids is None:
+            check_length(length, config.max_position_embeddings)
             position_ids = torch.arange(length, device=given.device).unsqueeze(0)
+        else:
+            check_positions(position_ids, config.max_position_embeddings)
         if inputs_embeds is None:
             inputs_embeds = self.embeddings.tokens(input_ids)
 

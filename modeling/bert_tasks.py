@@ -15,7 +15,7 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple
 
 from ..configuration.bert import RegardBertConfig
-from .base import cross_entropy, mean_loss
+from .base import cross_entropy, mean_loss, one_of
 from .bert import RegardBertModel, RegardBertPreTrainedModel
 
 
@@ -128,10 +128,7 @@ class RegardBertForMultipleChoice(_Classifier):
         **kwargs: Unpack[TransformersKwargs],
     ) -> MultipleChoiceModelOutput:
         """Scores the choices, (B, N); inputs are (B, N, L), `labels` is (B,), the number of the right choice."""
-        given = input_ids if input_ids is not None else inputs_embeds
-        if given is None:
-            raise ValueError("give either `input_ids` or `inputs_embeds`, and not both")
-        num_choices = given.shape[1]
+        num_choices = one_of(input_ids, inputs_embeds).shape[1]
 
         def each(values: Tensor | None) -> Tensor | None:
             return None if values is None else values.reshape(-1, *values.shape[2:])  # (B * N, ...)

@@ -157,8 +157,15 @@ class TransformerStack(nn.Module):
         )
         self.norm = _norm(config) if norm_position == "pre" else nn.Identity()
 
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        memory: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
         """Runs the blocks; the arguments are those of `TransformerBlock.forward`."""
         for block in self.blocks:
-            hidden_states = block(hidden_states, attention_mask, **kwargs)
+            # What takes gradients goes by position: re-entrant gradient checkpointing sees only that.
+            hidden_states = block(hidden_states, attention_mask, memory, **kwargs)
         return self.norm(hidden_states)

@@ -44,6 +44,22 @@ class SinusoidalPositions(nn.Module):
         return nn.functional.embedding(position_ids, self.table)
 
 
+def position_ids_for(attention_mask: Tensor | None, length: int, past: int, device: torch.device) -> Tensor:
+    """Positions of `length` new tokens after `past` others, (B or 1, L).
+
+    They are counted from each row's first token, so that padding on the left changes nothing.
+
+    Args:
+        attention_mask: (B, past + L), 1 for tokens and 0 for padding; anything else is taken as no padding.
+        length: number of new tokens.
+        past: number of tokens before them, padding included.
+        device: of the result.
+    """
+    if attention_mask is None or attention_mask.dim() != 2:
+        return (torch.arange(length, device=device) + past).unsqueeze(0)
+    return (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)[:, -length:]
+
+
 POSITIONS: dict[str, type[nn.Module]] = {"learned": LearnedPositions, "sinusoidal": SinusoidalPositions}
 
 

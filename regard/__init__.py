@@ -34,7 +34,7 @@ from .registration import register_families
 register_families()
 
 # What training needs is imported when it is first asked for: loading a model does not need it.
-_LAZY: dict[str, str] = {}
+_LAZY = {"fill_masks": ".fill", "train_bert": ".train"}
 
 __all__ = [
     "RegardBertConfig",
@@ -46,6 +46,8 @@ __all__ = [
     "RegardBertForSequenceClassification",
     "RegardBertForTokenClassification",
     "RegardBertModel",
+    "fill_masks",
+    "train_bert",
 ]
 
 

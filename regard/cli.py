@@ -80,7 +80,10 @@ def _parse_field(text: str) -> tuple[str, Any]:
     name, separator, value = text.partition("=")
     if not separator:
         raise ValueError(f"`config` ({text!r}) must be NAME=VALUE, such as hidden_size=256")
-    return name, yaml.safe_load(value)
+    try:
+        return name, yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ValueError(f"`config` ({text!r}) has a value that is not YAML") from None
 
 
 def settings_command(settings_class: type, run: Callable[..., Any], output: str) -> Callable[..., None]:
@@ -95,8 +98,9 @@ def settings_command(settings_class: type, run: Callable[..., Any], output: str)
     def command(output: Path, resume: bool, settings: Path | None, **given: Any) -> None:
         chosen = read_yaml(settings) if settings else {}
         chosen |= {name: value for name, value in given.items() if value is not None and name != "config"}
-        if given.get("config"):
-            chosen["config"] = {**chosen.get("config", {}), **dict(map(_parse_field, given["config"]))}
+        own = chosen.get("config", {})
+        if given.get("config") and isinstance(own, dict):
+            chosen["config"] = own | dict(map(_parse_field, given["config"]))
         run(output, chosen, resume=resume)
 
     def default_of(setting: Any) -> Any:

@@ -17,7 +17,7 @@ _DATA_SET_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 def public_source(source: str) -> str:
     """The name of a training source that means something to others: local files are not named."""
-    if source.startswith("python-docs"):
+    if source.partition(":")[0] == "python-docs":
         return f"the documentation in Python's standard library (`{source}`)"
     name = source.partition(":")[0]
     if _DATA_SET_ID.fullmatch(name) and not Path(name).exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +22,7 @@ from ..modeling.bert import RegardBertForMaskedLM, RegardBertForPreTraining
 from ..tokenization.wordpiece import check_vocabulary, train_wordpiece
 from .bert_data import BertCollator, BertExamples, Epoch
 from .corpus import FlatColumn, tokenize_documents
-from .loop import Loop, Outcome, make_accelerator
+from .loop import Loop, Outcome, make_accelerator, steps_per_epoch
 from .masking import IGNORED, Masking
 from .run import MODEL, TOKENIZER, load_results, open_run, save_results, save_settings
 from .schedule import Budget
@@ -66,6 +67,8 @@ class BertSettings(TrainingSettings):
         self.require_choice("size", SIZES)
         if not 0 < self.mask_rate <= 1:
             raise ValueError(f"`mask_rate` ({self.mask_rate}) must be more than 0 and at most 1")
+        if not 0 <= self.short_seq_prob <= 1:
+            raise ValueError(f"`short_seq_prob` ({self.short_seq_prob}) must be at least 0 and at most 1")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"`dropout` ({self.dropout}) must be at least 0 and less than 1")
 
@@ -264,10 +267,8 @@ def pretrain_bert(
     with accelerator.main_process_first():
         documents, held_out = load_split(chosen)
         task, tokenizer, data = _prepare(folder, chosen, documents, held_out)
-    config = chosen.make_config(tokenizer)
-    check_vocabulary(tokenizer, config.vocab_size)
     set_seed(chosen.seed)
-    model = model_class(config)
+    model = model_class(chosen.make_config(tokenizer))
     budget = Budget(chosen.steps, chosen.epochs, chosen.minutes)
     if budget == Budget():
         budget = Budget(steps=DEFAULT_STEPS)
@@ -305,25 +306,30 @@ def _prepare(
     for part in FlatColumn(train.corpus, "ids").parts():
         counts += np.bincount(part, minlength=len(counts))
     task = BertTask(train, held_out, counts)
+    first_epoch = task.epoch(0)
     data = {
         "documents": len(documents),
         "tokens": int(counts.sum()),
-        "examples": len(task.epoch(0)),
+        "examples": len(first_epoch),
         "unknown_share": float(counts[tokenizer.unk_token_id] / counts.sum()) if tokenizer.unk_token else 0.0,
         "held_out_documents": len(held_out_documents),
         "held_out_examples": len(task.held_out()),
     }
     if settings.next_sentence:
-        data["random_pairs_share"] = task.epoch(0).random_share
+        data["random_pairs_share"] = first_epoch.random_share
     logger.info(
         "%s documents with %s tokens (%.3f%% unknown) make %s examples an epoch; held out: %s documents, %s examples.",
         *(f"{data[name]:,}" for name in ("documents", "tokens")),
         100 * data["unknown_share"],
         *(f"{data[name]:,}" for name in ("examples", "held_out_documents", "held_out_examples")),
     )
+    check_vocabulary(tokenizer, settings.make_config(tokenizer).vocab_size)
+    steps_per_epoch(first_epoch, settings.batch_size)
     if not begun:
         save_settings(folder, "bert", settings)
-        tokenizer.save_pretrained(folder / TOKENIZER)
+        # Renamed in: a resumed run takes a tokenizer that is there to be whole.
+        tokenizer.save_pretrained(folder / f"partial-{TOKENIZER}")
+        os.replace(folder / f"partial-{TOKENIZER}", folder / TOKENIZER)
     return task, tokenizer, data
 
 
@@ -337,7 +343,7 @@ def fill_examples(
         model: predicts masked tokens.
         tokenizer: of the model.
         documents: rows with a `text`, from which sentences of 8 to 30 pieces are drawn.
-        settings: give the language and the seed of the draw.
+        settings: give the language, the longest example and the seed of the draw.
 
     Returns:
         For each sentence its `text` with the mask, the `word` under it and the three best `guesses`.
@@ -354,7 +360,7 @@ def fill_examples(
             for place, token in enumerate(encoding.tokens)
             if len(token) > 3 and token.isalpha() and encoding.word_ids.count(encoding.word_ids[place]) == 1
         ]
-        if not (8 <= len(encoding) - 2 <= 30 and words):
+        if not (8 <= len(encoding) - 2 <= min(30, settings.max_length - 2) and words):
             continue
         start, stop = encoding.offsets[rng.choice(words)]
         text = sentence[:start] + tokenizer.mask_token + sentence[stop:]

@@ -106,10 +106,10 @@ class FlatColumn:
 
     def __getitem__(self, span: slice) -> np.ndarray:
         """The numbers from `span.start` to `span.stop`, which may lie in several of the data set's chunks."""
-        first = int(np.searchsorted(self._starts, span.start, side="right")) - 1
+        first = min(int(np.searchsorted(self._starts, span.start, side="right")), len(self._parts)) - 1
         found = []
         for part, start in zip(self._parts[first:], self._starts[first:], strict=False):
-            if start >= span.stop:
+            if found and start >= span.stop:
                 break
             piece = part.slice(max(0, span.start - start), span.stop - max(span.start, start))
             found.append(piece.to_numpy(zero_copy_only=False))

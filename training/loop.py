@@ -84,6 +84,10 @@ def make_accelerator(settings: TrainingSettings, folder: Path) -> Accelerator:
     """
     trackers = [name for name in settings.log_with if name != "none"] or None
     accelerator = Accelerator(mixed_precision=settings.precision, log_with=trackers, project_dir=str(folder / "logs"))
+    for name in trackers or ():
+        # Accelerate leaves it out, and says nothing if there are others.
+        if name != "all" and name not in accelerator.log_with:
+            raise ValueError(f"`log_with` ({name!r}) is a tracker that is not installed")
     shares = accelerator.num_processes * settings.accumulation
     if settings.batch_size % shares:
         raise ValueError(
@@ -91,6 +95,20 @@ def make_accelerator(settings: TrainingSettings, folder: Path) -> Accelerator:
             f"{accelerator.num_processes} processes times `accumulation` ({settings.accumulation})"
         )
     return accelerator
+
+
+def steps_per_epoch(examples: Examples, batch_size: int) -> int:
+    """The number of whole batches in an epoch.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if len(examples) < batch_size:
+        raise ValueError(
+            f"the data makes {len(examples)} examples, fewer than one batch (`batch_size` {batch_size}): "
+            "give more data, or a smaller batch or `max_length`"
+        )
+    return len(examples) // batch_size
 
 
 def make_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
@@ -177,11 +195,12 @@ class Loop:
                     self._record("train", values)
                     rate = f"{values['tokens_per_second']:,.0f} tokens/s"
                     bar.set_postfix_str(f"step {progress.step}, loss {values['loss']:.3f}, {rate}")
-                if settings.save_every and progress.step % settings.save_every == 0:
-                    save_checkpoint(self.accelerator, self.checkpoints, progress, settings.keep_last)
-                    meter = _Meter(progress.tokens)
                 if settings.evaluate_every and progress.step % settings.evaluate_every == 0:
                     metrics = self.evaluate()
+                    meter = _Meter(progress.tokens)
+                # Last, so that a resumed run does not lack what was recorded at this step.
+                if settings.save_every and progress.step % settings.save_every == 0:
+                    save_checkpoint(self.accelerator, self.checkpoints, progress, settings.keep_last)
                     meter = _Meter(progress.tokens)
             bar.n = 1
         return metrics or self.evaluate()
@@ -192,12 +211,7 @@ class Loop:
         started = time.monotonic() - progress.seconds
         while True:
             examples = self.task.epoch(progress.epoch)
-            steps = len(examples) // settings.batch_size
-            if not steps:
-                raise ValueError(
-                    f"the data makes {len(examples)} examples, fewer than one batch (`batch_size` "
-                    f"{settings.batch_size}): give more data, or a smaller batch or `max_length`"
-                )
+            steps = steps_per_epoch(examples, settings.batch_size)
             parts = iter(self._loader(examples, progress.step_in_epoch, steps))
             for step in range(progress.step_in_epoch, steps):
                 progress.seconds = time.monotonic() - started

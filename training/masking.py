@@ -26,7 +26,8 @@ class Masking:
         rate: share of the tokens that are predicted; of a sequence with any, at least one.
         mask_share: share of the chosen tokens that become the mask.
         random_share: share of the chosen tokens that become a random token.
-        whole_words: whether a word is chosen with all of its pieces. One that no longer fits the rate is passed over.
+        whole_words: whether a word is chosen with all of its pieces. One that no longer fits the rate is passed over;
+            if none fits, the shortest is chosen.
 
     Raises:
         ValueError: if a share is not one, or the vocabulary has special tokens alone.
@@ -58,7 +59,10 @@ class Masking:
         """
         if tokenizer.mask_token_id is None:
             raise ValueError("the tokenizer has no mask token: set `tokenizer.mask_token`, or train one with regard")
-        special = np.zeros(len(tokenizer), dtype=np.bool_)
+        vocabulary = list(tokenizer.get_vocab().values())
+        # Added tokens may leave gaps between the ids, which must not be drawn either.
+        special = np.ones(max(vocabulary) + 1, dtype=np.bool_)
+        special[vocabulary] = False
         special[tokenizer.all_special_ids] = True
         return cls(tokenizer.mask_token_id, special, **settings)
 
@@ -105,4 +109,4 @@ class Masking:
                 free -= len(words[index])
             if not free:
                 break
-        return np.concatenate(chosen) if chosen else ordinary[:0]
+        return np.concatenate(chosen or [min(words, key=len)])

@@ -121,6 +121,9 @@ def plan_segments(
 
     Returns:
         Rows as of `plan_pairs`, with an empty second span.
+
+    Raises:
+        ValueError: if the corpus has no tokens.
     """
     rng = random.Random(f"segments {seed} {epoch}")
     bounds, documents = index.bounds.tolist(), index.documents.tolist()
@@ -135,6 +138,8 @@ def plan_segments(
                 stop -= 1
             rows.append((bounds[sentence], bounds[stop], 0, 0, False))
             sentence = stop
+    if not rows:
+        raise ValueError("no document holds a token")
     return np.array(rows, dtype=np.int64)
 
 

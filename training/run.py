@@ -12,6 +12,7 @@ model/          the trained model and its tokenizer, loadable by transformers
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,12 +68,19 @@ def save_settings(folder: Path, family: str, settings: TrainingSettings) -> None
     """Writes the settings that mark a folder as a run."""
     folder.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump({"family": family, **to_dict(settings)}, sort_keys=False, allow_unicode=True)
-    (folder / SETTINGS_FILE).write_text(text, encoding="utf-8")
+    _write(folder / SETTINGS_FILE, text)
 
 
 def save_results(folder: Path, results: dict[str, Any]) -> None:
     """Writes what a run came to."""
-    (folder / RESULTS_FILE).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    _write(folder / RESULTS_FILE, json.dumps(results, indent=2) + "\n")
+
+
+def _write(file: Path, text: str) -> None:
+    # Renamed in, so that a run that is killed meanwhile leaves the whole file or none.
+    partial = file.with_name(f"partial-{file.name}")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, file)
 
 
 def load_results(folder: Path) -> dict[str, Any] | None:

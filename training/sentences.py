@@ -22,9 +22,9 @@ _RULE = re.compile(r"\s*([-=~^*#+_])\1{2,}\s*")
 def split_sentences(text: str, language: str = "en") -> list[str]:
     """Splits a text into sentences.
 
-    A blank line, a list item, a Markdown heading and a line that is underlined end a sentence; other line breaks are
-    taken for hard wrapping. Every run of white space in a sentence becomes one space, and nothing else is changed or
-    lost.
+    A sentence ends at a blank line, before a list item or a Markdown heading, and after an underlined line; other line
+    breaks are taken for hard wrapping. Every run of white space in a sentence becomes one space, and nothing else is
+    changed or lost.
 
     Args:
         text: The text, of any length.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +68,9 @@ class TrainingSettings:
         Raises:
             ValueError: naming the setting, what it got and what is allowed.
         """
+        for name, value in to_dict(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"`{name}` ({value}) must be a finite number")
         given = [name for name in ("steps", "epochs", "minutes") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"`{given[0]}` and `{given[1]}` both tell how long to train: give one of them")
@@ -79,6 +83,8 @@ class TrainingSettings:
         for name in ("workers", "evaluate_every", "save_every", "weight_decay", "clip", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"`{name}` ({getattr(self, name)}) must be at least 0")
+        if self.seed >= 2**32:
+            raise ValueError(f"`seed` ({self.seed}) must be less than 2**32, which is NumPy's limit")
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"`warmup` ({self.warmup}) must be at least 0 and at most 1")
         self.require_choice("schedule", ("linear", "cosine", "constant"))
@@ -129,13 +135,17 @@ def _converted(name: str, value: Any, expected: Any) -> Any:
             pass
     if origin is str and isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
-    if not isinstance(value, origin) or (isinstance(value, bool) and origin is not bool):
+    fits = isinstance(value, origin) and (origin is bool or not isinstance(value, bool))
+    if fits and origin in (list, dict):
+        # The elements of a list and the keys of a mapping are text.
+        fits = all(isinstance(part, str) for part in value)
+    if not fits:
         raise ValueError(f"`{name}` ({value!r}) must be {_described(origin)}")
     return value
 
 
 def _described(kind: type) -> str:
-    return {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list"}.get(
+    return {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list of text"}.get(
         kind, "a mapping"
     )
 
@@ -155,7 +165,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
-        raise ValueError(f"{path}{where} is not YAML: {getattr(error, 'problem', error)}") from None
+        problem = " ".join(str(getattr(error, "problem", error)).split())
+        raise ValueError(f"{path}{where} is not YAML: {problem}") from None
     if values is None:
         return {}
     if not isinstance(values, dict):

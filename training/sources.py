@@ -239,10 +239,10 @@ def _search_folder(folder: str) -> list[str]:
     texts = [path for path in paths if _is_text(path) and os.path.isfile(path)]
     tables = [path for path in paths if _is_table(path) and os.path.isfile(path)]
     if texts and tables:
-        choice = os.path.join(folder, "**", "*" + _suffix(texts[0]))
+        globs = (os.path.join(folder, "**", "*" + _suffix(path)) for path in (texts[0], tables[0]))
         raise ValueError(
             f"folder {folder!r} holds both text ({len(texts)} files, such as {texts[0]!r}) and tables ({len(tables)}, "
-            f"such as {tables[0]!r}); choose by a glob, such as {choice!r}"
+            f"such as {tables[0]!r}); choose by a glob, such as {' or '.join(map(repr, globs))}"
         )
     if not (texts or tables):
         raise ValueError(
@@ -290,7 +290,8 @@ def _open(name: str, mode: str, **options: Any) -> Any:
 
 
 def _open_text(name: str, newline: str | None = None) -> IO[str]:
-    return _open(name, "rt", encoding="utf-8-sig", newline=newline)
+    file: IO[str] = _open(name, "rt", encoding="utf-8-sig", newline=newline)
+    return file
 
 
 def _undecodable(name: str) -> str:

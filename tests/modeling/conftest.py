@@ -56,18 +56,18 @@ def bert_labels(model_class: type) -> dict[str, torch.Tensor]:
 
 
 def bert_fields(model_class: type) -> dict:
-    return dict(
-        vocab_size=40,
-        hidden_size=15,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        intermediate_size=22,
-        max_position_embeddings=12,
-        type_vocab_size=3,
+    return {
+        "vocab_size": 40,
+        "hidden_size": 15,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 22,
+        "max_position_embeddings": 12,
+        "type_vocab_size": 3,
         # Stock BERT answers questions with as many outputs as there are labels, and needs two.
-        num_labels=2 if model_class.__name__.endswith("QuestionAnswering") else 5,
-        layer_norm_eps=1e-3,
-    )
+        "num_labels": 2 if model_class.__name__.endswith("QuestionAnswering") else 5,
+        "layer_norm_eps": 1e-3,
+    }
 
 
 @dataclass

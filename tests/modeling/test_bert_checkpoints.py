@@ -8,7 +8,15 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, BertForMaskedLM, BertModel, BertTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    BertTokenizer,
+)
 
 from regard import RegardBertConfig, RegardBertForMaskedLM, RegardBertModel
 
@@ -59,7 +67,10 @@ def test_our_sharded_checkpoint_has_stock_names_too(stock, make_model, tmp_path)
 def test_the_saved_positions_of_old_checkpoints_are_passed_over(stock, tmp_path):
     stock.save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
-    tensors = load_file(path) | {"bert.embeddings.position_ids": torch.arange(12)[None], "other": torch.ones(1)}
+    tensors = load_file(path) | {
+        "bert.embeddings.position_ids": torch.arange(12)[None],
+        "other": torch.ones(1),
+    }
     save_file(tensors, path, {"format": "pt"})
     ours, report = RegardBertForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
     assert report["unexpected_keys"] == {"other"}

@@ -222,7 +222,11 @@ def test_only_what_the_checkpoint_lacks_is_initialised(make_model, tmp_path):
             parameter.fill_(0.5)
     model.save_pretrained(tmp_path)
     tensors = on_disk(tmp_path)
-    lacking = ["classifier.bias", "bert.encoder.layer.1.output.dense.bias", "bert.embeddings.LayerNorm.weight"]
+    lacking = [
+        "classifier.bias",
+        "bert.encoder.layer.1.output.dense.bias",
+        "bert.embeddings.LayerNorm.weight",
+    ]
     for name in lacking:
         del tensors[name]
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})

@@ -43,6 +43,7 @@ def test_standard_library_is_a_corpus_of_real_size(standard_library):
 
 def test_standard_library_has_no_tests_examples_or_repeats(standard_library):
     assert not [source for _, source in standard_library if {"test", "tests", "idle_test"} & set(source.split("."))]
+    assert not [source for _, source in standard_library if source.startswith("encodings.")]
     assert not [source for text, source in standard_library if "\n>>> " in text]
     assert all(text == text.strip() != "" for text, _ in standard_library)
     assert len({text for text, _ in standard_library}) == len(standard_library)
@@ -101,6 +102,11 @@ def test_what_is_not_documentation_is_left_out(package):
         }
     )
     assert documents_of(name) == [(f"Escape \\d. {LONG}", f"{name}.escape"), (LONG, f"{name}.original")]
+
+
+def test_shortest_document(package):
+    name = package({"__init__.py": "", "short.py": '"""' + "x" * MIN_DOCUMENT_CHARACTERS + '"""'})
+    assert documents_of(name) == [("x" * MIN_DOCUMENT_CHARACTERS, f"{name}.short")]
 
 
 def test_a_package_may_be_one_module(tmp_path, monkeypatch):

@@ -28,7 +28,7 @@ def write(name: str, content: str | bytes) -> str:
     data = content.encode() if isinstance(content, str) else content
     os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
     with open(name, "wb") as file:
-        file.write(gzip.compress(data) if name.endswith(".gz") else data)
+        file.write(gzip.compress(data) if name.lower().endswith(".gz") else data)
     return name
 
 
@@ -71,7 +71,7 @@ def test_file_of_unknown_kind_is_text(folder):
 def test_folder(folder):
     write("docs/b.txt", "b")
     write("docs/a/z.rst", "z")
-    write("docs/a/y.MD.gz", "y")
+    write("docs/a/y.MD.GZ", "y")
     write("docs/a.text", "a")
     write("docs/c.txt.gz", "c")
     write("docs/image.png", b"\xff\xfe")
@@ -81,7 +81,7 @@ def test_folder(folder):
     os.symlink("nowhere", "docs/broken.txt")
     os.symlink(".", "docs/loop")
     expected = [("a", "docs/a.text"), ("b", "docs/b.txt"), ("c", "docs/c.txt.gz")]
-    expected += [("y", "docs/a/y.MD.gz"), ("z", "docs/a/z.rst")]
+    expected += [("y", "docs/a/y.MD.GZ"), ("z", "docs/a/z.rst")]
     assert rows_of("docs") == expected
 
 
@@ -132,11 +132,17 @@ def test_file_that_ends_inside_a_character(folder):
     assert "byte 1 (0xe4)" in refusal(write("bad.txt", "a你".encode()[:-1]))
 
 
-@pytest.mark.parametrize("cut", [slice(-20), slice(-4), slice(1, None)])
-def test_damaged_gzip_file(folder, cut):
-    text = " ".join(map(str, range(5000)))
+@pytest.mark.parametrize("damage", ["truncated", "no checksum", "no magic", "bad block"])
+def test_damaged_gzip_file(folder, damage):
+    data = gzip.compress(" ".join(map(str, range(5000))).encode())
+    damaged = {
+        "truncated": data[:-20],
+        "no checksum": data[:-4],
+        "no magic": data[1:],
+        "bad block": data[:10] + b"\xff" + data[11:],
+    }
     with open("a.txt.gz", "wb") as file:
-        file.write(gzip.compress(text.encode())[cut])
+        file.write(damaged[damage])
     assert refusal("a.txt.gz").startswith("'a.txt.gz' is not a complete gzip file: ")
 
 
@@ -260,7 +266,7 @@ def test_folder_of_texts_and_tables(folder):
     write("mixed/data/a.jsonl", '{"text": "a"}')
     assert refusal("mixed") == (
         "folder 'mixed' holds both text (1 files, such as 'mixed/README.md') and tables (1, such as "
-        "'mixed/data/a.jsonl'); choose by a glob, such as 'mixed/**/*.md'"
+        "'mixed/data/a.jsonl'); choose by a glob, such as 'mixed/**/*.md' or 'mixed/**/*.jsonl'"
     )
     assert texts_of("mixed/**/*.jsonl") == ["a"]
 
@@ -527,3 +533,6 @@ def test_rows_are_written_in_batches(folder):
         write(f"docs/{i}.txt", str(i))
     for corpus in (load_documents("a.txt", documents="line"), load_documents("docs")):
         assert corpus.data.column(0).num_chunks == 3
+    # A table next to whole files must not make these wait for each other.
+    write("b.jsonl", '{"text": "b"}')
+    assert load_documents(["b.jsonl", "docs"]).data.column(0).num_chunks == 4

@@ -1,0 +1,75 @@
+"""The configuration of the recurrent encoder-decoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+
+from .base import RegardConfig
+
+ALIGNMENT_NAMES = ("dot", "scaled_dot", "bilinear", "additive", "none")
+RNN_TYPES = ("gru", "lstm")
+
+
+@strict
+class RegardRecurrentConfig(RegardConfig):
+    """Configuration of the `RegardRecurrent*` classes.
+
+    Bahdanau et al. (2015), https://arxiv.org/abs/1409.0473; Luong et al. (2015), https://arxiv.org/abs/1508.04025
+
+    Args:
+        vocab_size: number of tokens, shared by source and target.
+        hidden_size: width of the token embeddings and of the decoder's state.
+        encoder_hidden_size: width of each direction of the encoder; half of `hidden_size` if None, so that the keys
+            are as wide as the queries.
+        num_hidden_layers: number of layers of the encoder, and of the decoder.
+        rnn_type: "gru" or "lstm".
+        alignment: how the decoder's state is matched with the source: "dot", "scaled_dot", "bilinear", "additive", or
+            "none" for one fixed vector of the whole source.
+        hidden_dropout_prob: dropout of the embeddings, between layers, and before the output layer.
+        label_smoothing: share of the probability that the loss spreads over the whole vocabulary.
+        initializer_range: standard deviation of the initial embeddings and linear weights.
+        use_cache: whether generation keeps the decoder's state and the projected keys.
+        pad_token_id: id of the padding token.
+        bos_token_id: id of the token that begins a text.
+        eos_token_id: id of the token that ends a text, or several.
+        decoder_start_token_id: id that the decoder begins with.
+        tie_word_embeddings: whether encoder, decoder and output layer share the token embeddings.
+
+    Raises:
+        ValueError: see `RegardConfig`.
+    """
+
+    model_type = "regard_recurrent"
+    keys_to_ignore_at_inference = ("cache",)
+
+    vocab_size: int = 8192
+    hidden_size: int = 512
+    encoder_hidden_size: int | None = None
+    num_hidden_layers: int = 1
+    rnn_type: str = "gru"
+    alignment: str = "additive"
+    hidden_dropout_prob: float | int = 0.1
+    label_smoothing: float | int = 0.0
+    initializer_range: float = 0.02
+    use_cache: bool = True
+    is_encoder_decoder: bool = True
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    decoder_start_token_id: int = 1
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.encoder_hidden_size is None:
+            self.encoder_hidden_size = self.hidden_size // 2
+        super().__post_init__(**kwargs)
+
+    def validate_architecture(self) -> None:
+        """Checks sizes and names. Whether the widths suit the alignment is checked by it."""
+        super().validate_architecture()
+        self._require_choice("alignment", ALIGNMENT_NAMES)
+        self._require_choice("rnn_type", RNN_TYPES)
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"`label_smoothing` ({self.label_smoothing}) must be at least 0 and less than 1")

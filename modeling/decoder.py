@@ -1,0 +1,183 @@
+"""The decoder-only causal language model.
+
+Dimension letters: B batch, L length, E width of the model, V vocabulary.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, GenerationMixin
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import slice_logits_to_keep
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs
+from transformers.utils.deprecation import deprecate_kwarg
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from ..configuration.decoder import RegardDecoderConfig
+from .attention import MultiHeadAttention
+from .base import RegardPreTrainedModel, causal_lm_loss, check_ids, check_length, check_positions, one_of, show_weights
+from .block import TransformerBlock, TransformerStack
+from .embeddings import TextEmbeddings
+from .positions import position_ids_for
+
+
+class RegardDecoderPreTrainedModel(RegardPreTrainedModel):
+    """Base of the decoder classes."""
+
+    config_class = RegardDecoderConfig
+    config: RegardDecoderConfig
+    base_model_prefix = "decoder"
+    _can_compile_fullgraph = True
+    _can_record_outputs = {
+        "hidden_states": TransformerBlock,
+        "attentions": OutputRecorder(MultiHeadAttention, index=1),
+    }
+
+
+class RegardDecoderModel(RegardDecoderPreTrainedModel):
+    """The blocks without the output layer: hidden states of every token."""
+
+    def __init__(self, config: RegardDecoderConfig) -> None:
+        super().__init__(config)
+        self.embeddings = TextEmbeddings(config)
+        self.stack = TransformerStack(config, config.num_hidden_layers, config.norm_position, is_causal=True)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The token embeddings."""
+        return self.embeddings.tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replaces the token embeddings."""
+        self.embeddings.tokens = value  # type: ignore[assignment]
+
+    @merge_with_config_defaults
+    @capture_outputs
+    @show_weights
+    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPast:
+        """Runs the blocks; no token sees a later one.
+
+        Args:
+            input_ids: token ids, (B, L); with a cache, those that are not in it.
+            attention_mask: 1 for tokens, 0 for padding, (B, L with those in the cache); or any mask that transformers
+                takes. None: no padding.
+            position_ids: positions, (B, L) or (1, L); None: counted from each row's first token in the mask.
+            cache: keys and values of earlier tokens; this call's are added.
+            inputs_embeds: token embeddings, (B, L, E), instead of `input_ids`.
+            use_cache: whether to make a cache if there is none, and return it.
+            **kwargs: what the attention function takes, and transformers' `output_attentions` and the like.
+
+        Returns:
+            `last_hidden_state` (B, L, E) and the `cache`.
+
+        Raises:
+            ValueError: for a sequence longer than the positions, or ids outside the vocabulary. Ids on an accelerator
+                are not read, since that would wait for it.
+        """
+        given = one_of(input_ids, inputs_embeds)
+        length = given.shape[1]
+        check_ids("input_ids", input_ids, self.embeddings.tokens.num_embeddings, "vocab_size")
+        if inputs_embeds is None:
+            inputs_embeds = self.embeddings.tokens(input_ids)
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
+        past = cache.get_seq_length() if cache is not None else 0
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            cache=cache,
+            position_ids=position_ids,
+        )
+        if position_ids is None:
+            check_length(length, self.config.max_position_embeddings, past)
+            position_ids = position_ids_for(attention_mask, length, past, given.device)
+        else:
+            check_positions(position_ids, self.config.max_position_embeddings)
+        embedded = self.embeddings(inputs_embeds, position_ids)
+        hidden_states = self.stack(embedded, mask, cache=cache, position_ids=position_ids, **kwargs)
+        return BaseModelOutputWithPast(last_hidden_state=hidden_states, cache=cache if use_cache else None)
+
+
+class RegardDecoderForCausalLM(RegardDecoderPreTrainedModel, GenerationMixin):
+    """The causal language model: each token predicts the next."""
+
+    _tied_weights_keys = {"lm_head.weight": "decoder.embeddings.tokens.weight"}
+
+    def __init__(self, config: RegardDecoderConfig) -> None:
+        super().__init__(config)
+        self.decoder = RegardDecoderModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        shift_labels: Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> CausalLMOutputWithPast:
+        """Scores the vocabulary after each token.
+
+        Args:
+            input_ids: see `RegardDecoderModel.forward`, as for the four after it.
+            attention_mask: see there.
+            position_ids: see there.
+            cache: see there.
+            inputs_embeds: see there.
+            labels: (B, L), the same ids as the input, which are shifted here; -100 where there is nothing to predict.
+            use_cache: see there.
+            logits_to_keep: score only so many last positions, or those of these indices; 0: all.
+            num_items_in_batch: number of predicted tokens in the whole batch, where this is a part of it.
+            shift_labels: labels that are shifted already, instead of `labels`.
+            **kwargs: see there.
+
+        Returns:
+            `logits` (B, L, V), the `loss` if there are labels, and the `cache`.
+
+        Raises:
+            ValueError: for labels outside the vocabulary, and see there.
+        """
+        outputs = self.decoder(
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            cache=cache,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            return_dict=True,
+            **kwargs,
+        )
+        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+        loss: Any = None
+        if labels is not None or shift_labels is not None:
+            loss = causal_lm_loss(logits, labels, num_items_in_batch, shift_labels)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            cache=outputs.cache,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )

@@ -1,0 +1,175 @@
+"""What the encoder-decoder families share: encode, decode on it, score the vocabulary.
+
+Dimension letters: B batch, S source length, T target length, E width of the model, V vocabulary.
+"""
+
+from torch import Tensor, nn
+from transformers import Cache
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs
+from transformers.utils.deprecation import deprecate_kwarg
+from transformers.utils.generic import can_return_tuple
+
+from .base import RegardPreTrainedModel, cross_entropy, shift_right
+
+
+class EncoderDecoderModel(RegardPreTrainedModel):
+    """An `encoder` and a `decoder`, without the output layer: hidden states of every target token."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The token embeddings of the encoder; with tied weights also the decoder's."""
+        return self.encoder.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replaces the token embeddings of the encoder, and with tied weights the decoder's."""
+        self.encoder.set_input_embeddings(value)
+        if self.config.tie_word_embeddings:
+            self.decoder.set_input_embeddings(value)
+
+    @can_return_tuple
+    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        cache: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqModelOutput:
+        """Encodes the source, and decodes the target on it.
+
+        Args:
+            input_ids: source ids, (B, S).
+            attention_mask: 1 for source tokens, 0 for padding, (B, S). None: no padding.
+            decoder_input_ids: target ids, (B, T), the start token first; with a cache, those that are not in it.
+            decoder_attention_mask: 1 for target tokens, 0 for padding, (B, T with those in the cache).
+            encoder_outputs: what the encoder gave before, instead of the source.
+            cache: keys and values of earlier target tokens and of the source; this call's are added.
+            inputs_embeds: source token embeddings, (B, S, E), instead of `input_ids`.
+            decoder_inputs_embeds: target token embeddings, (B, T, E), instead of `decoder_input_ids`.
+            use_cache: whether to make a cache if there is none, and return it.
+            **kwargs: what the attention function takes, and transformers' `output_attentions` and the like.
+
+        Raises:
+            ValueError: for an empty or fully padded source, a sequence longer than the positions, or ids outside the
+                vocabulary.
+        """
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(
+                input_ids, attention_mask, inputs_embeds=inputs_embeds, return_dict=True, **kwargs
+            )
+        elif not isinstance(encoder_outputs, BaseModelOutput):
+            encoder_outputs = BaseModelOutput(*encoder_outputs)
+        decoded = self.decoder(
+            decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_attention_mask=attention_mask,
+            cache=cache,
+            inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            return_dict=True,
+            **kwargs,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=decoded.last_hidden_state,
+            cache=decoded.cache,
+            decoder_hidden_states=decoded.hidden_states,
+            decoder_attentions=decoded.attentions,
+            cross_attentions=decoded.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+        )
+
+
+class ConditionalGeneration(RegardPreTrainedModel):
+    """A `model` of encoder and decoder with an output layer `lm_head`: each target token predicts the next."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        """See `EncoderDecoderModel.get_input_embeddings`."""
+        return self.model.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """See `EncoderDecoderModel.set_input_embeddings`."""
+        self.model.set_input_embeddings(value)
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """The decoder's input for labels (B, T); `DataCollatorForSeq2Seq` calls it."""
+        return shift_right(labels, self.config.decoder_start_token_id, self.config.pad_token_id)
+
+    @can_return_tuple
+    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        cache: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqLMOutput:
+        """Scores the vocabulary after each target token.
+
+        Args:
+            input_ids: see `EncoderDecoderModel.forward`, as for the seven after it.
+            attention_mask: see there.
+            decoder_input_ids: see there; made from `labels` if not given.
+            decoder_attention_mask: see there.
+            encoder_outputs: see there.
+            cache: see there.
+            inputs_embeds: see there.
+            decoder_inputs_embeds: see there.
+            labels: target ids, (B, T), the end token last and the start token not among them; -100 for padding.
+            use_cache: see there.
+            num_items_in_batch: number of target tokens in the whole batch, where this is a part of it.
+            **kwargs: see there.
+
+        Returns:
+            `logits` (B, T, V), the `loss` if there are labels, and what `EncoderDecoderModel` returns.
+
+        Raises:
+            ValueError: for labels outside the vocabulary, and see there.
+        """
+        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            decoder_input_ids,
+            decoder_attention_mask,
+            encoder_outputs,
+            cache,
+            inputs_embeds,
+            decoder_inputs_embeds,
+            use_cache if labels is None else False,
+            return_dict=True,
+            **kwargs,
+        )
+        logits = self.lm_head(outputs.last_hidden_state)
+        loss = None
+        if labels is not None:
+            loss = cross_entropy(logits, labels, num_items_in_batch, label_smoothing=self.config.label_smoothing)
+        return Seq2SeqLMOutput(
+            loss=loss,
+            logits=logits,
+            cache=outputs.cache,
+            decoder_hidden_states=outputs.decoder_hidden_states,
+            decoder_attentions=outputs.decoder_attentions,
+            cross_attentions=outputs.cross_attentions,
+            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
+            encoder_hidden_states=outputs.encoder_hidden_states,
+            encoder_attentions=outputs.encoder_attentions,
+        )

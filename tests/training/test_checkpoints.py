@@ -1,0 +1,256 @@
+"""A run that is killed, wherever that may be, and goes on, ends as the one that was not."""
+
+import itertools
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.training import checkpoints
+from regard.training.checkpoints import list_checkpoints
+from regard.training.loop import Loop
+
+ROOT = Path(__file__).parents[2]
+
+# Three steps an epoch, so that the run ends in its third. Dropout, accumulation, evaluations and checkpoints whose
+# steps sometimes coincide.
+STEPS = 8
+SETTINGS = {"steps": STEPS, "accumulation": 2, "save_every": 2, "evaluate_every": 3, "log_every": 1, "dropout": 0.2}
+
+
+class Killed(BaseException):
+    """What no code catches."""
+
+
+@pytest.fixture(scope="module")
+def straight(pretrain, tmp_path_factory):
+    """A run that nothing interrupts, and what it came to."""
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    return folder, pretrain(folder, **SETTINGS)
+
+
+@pytest.fixture
+def same_as_straight(straight, weights_of, history_of):
+    """Checks that a run ended as the straight one, to the bit."""
+
+    def check(folder: Path, results: dict) -> None:
+        expected_folder, expected = straight
+        assert results["metrics"] == expected["metrics"]
+        assert results["filled"] == expected["filled"]
+        assert (results["step"], results["epoch"], results["tokens"]) == tuple(
+            expected[name] for name in ("step", "epoch", "tokens")
+        )
+        weights, expected_weights = weights_of(folder), weights_of(expected_folder)
+        assert weights.keys() == expected_weights.keys()
+        assert all(torch.equal(weights[name], expected_weights[name]) for name in weights)
+        assert history_of(folder) == history_of(expected_folder)
+
+    return check
+
+
+def kill_after(monkeypatch, step: int) -> None:
+    whole = Loop._step
+
+    def until(self, *args):
+        result = whole(self, *args)
+        if self.progress.step == step:
+            raise Killed
+        return result
+
+    monkeypatch.setattr(Loop, "_step", until)
+
+
+def test_the_straight_run_is_worth_comparing_to(straight, history_of):
+    folder, results = straight
+    assert (results["step"], results["epoch"]) == (STEPS, 2)
+    assert [path.name for path in list_checkpoints(folder / "checkpoints")] == ["step-6", "step-8"]
+    kinds = [(step, kind) for step, kind, _ in history_of(folder)]
+    evaluated = [(3, "evaluation"), (6, "evaluation"), (8, "evaluation")]
+    assert kinds == sorted([*((step, "train") for step in range(1, STEPS + 1)), *evaluated], key=lambda kind: (kind[0], kind[1] != "train"))
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_killed_after_any_step(pretrain, tmp_path, same_as_straight, step):
+    with pytest.MonkeyPatch.context() as patch:
+        kill_after(patch, step)
+        with pytest.raises(Killed):
+            pretrain(tmp_path / "run", **SETTINGS)
+    same_as_straight(tmp_path / "run", pretrain(tmp_path / "run", resume=True, **SETTINGS))
+
+
+def test_killed_again_and_again(pretrain, tmp_path, same_as_straight):
+    for step in (3, 5, 5, 6, 7):
+        with pytest.MonkeyPatch.context() as patch:
+            kill_after(patch, step)
+            with pytest.raises(Killed):
+                pretrain(tmp_path / "run", resume=True, **SETTINGS)
+    same_as_straight(tmp_path / "run", pretrain(tmp_path / "run", resume=True))
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "regard.training.bert.Loop.__init__",
+        "regard.training.loop.Loop._train",
+        "regard.training.loop.Loop.evaluate",
+        "regard.training.bert.fill_examples",
+        "regard.training.bert.save_results",
+    ],
+)
+def test_killed_at_other_moments(pretrain, tmp_path, same_as_straight, moment):
+    def kill(*args, **kwargs):
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moment, kill)
+        with pytest.raises(Killed):
+            pretrain(tmp_path / "run", **SETTINGS)
+    same_as_straight(tmp_path / "run", pretrain(tmp_path / "run", resume=True, **SETTINGS))
+
+
+@pytest.mark.parametrize("file", ["settings.yaml", "results.json"])
+def test_killed_while_a_file_is_written(pretrain, tmp_path, same_as_straight, file):
+    whole = Path.write_text
+
+    def torn(self, text, **options):
+        if file in self.name:
+            whole(self, text[:20], **options)
+            raise Killed
+        return whole(self, text, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "write_text", torn)
+        with pytest.raises(Killed):
+            pretrain(tmp_path / "run", **SETTINGS)
+    if file == "settings.yaml":
+        # Nothing has begun: the folder holds no run, and the user is told so.
+        with pytest.raises(ValueError, match="holds something that is no run"):
+            pretrain(tmp_path / "run", resume=True, **SETTINGS)
+    else:
+        same_as_straight(tmp_path / "run", pretrain(tmp_path / "run", resume=True, **SETTINGS))
+
+
+def test_killed_while_the_tokenizer_is_written(pretrain, tmp_path, same_as_straight):
+    from transformers import BertTokenizer
+
+    def torn(self, folder, **options):
+        Path(folder).mkdir(parents=True)
+        (Path(folder) / "tokenizer_config.json").write_text("{}")
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BertTokenizer, "save_pretrained", torn)
+        with pytest.raises(Killed):
+            pretrain(tmp_path / "run", **SETTINGS)
+    same_as_straight(tmp_path / "run", pretrain(tmp_path / "run", resume=True, **SETTINGS))
+
+
+@pytest.mark.parametrize("saved", [0, 1, 2])
+@pytest.mark.parametrize("file", range(4))
+def test_killed_while_a_checkpoint_is_written(pretrain, tmp_path, same_as_straight, saved, file, caplog):
+    """Any of the files of a checkpoint is torn: weights, optimizer, random state, and the last, the progress."""
+    flushed = itertools.count()
+
+    def torn(path):
+        if next(flushed) == 5 * saved + file:
+            path.write_bytes(path.read_bytes()[:20])
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints, "_flush", torn)
+        with pytest.raises(Killed):
+            pretrain(tmp_path / "run", **SETTINGS)
+    kept = [path.name for path in list_checkpoints(tmp_path / "run" / "checkpoints")]
+    assert kept == [[], ["step-2"], ["step-2", "step-4"]][saved]
+    with caplog.at_level(logging.INFO, logger="regard"):
+        results = pretrain(tmp_path / "run", resume=True, **SETTINGS)
+    assert (f"Going on from step {2 * saved}." in caplog.messages) == bool(saved)
+    same_as_straight(tmp_path / "run", results)
+    assert not list((tmp_path / "run" / "checkpoints").glob("partial*"))
+
+
+def test_the_disk_is_full(pretrain, tmp_path, same_as_straight):
+    def full(accelerator, folder, *args):
+        (Path(folder) / "model.safetensors").write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        kill_after(patch, 5)
+        with pytest.raises(Killed):
+            pretrain(tmp_path / "run", **SETTINGS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("accelerate.Accelerator.save_state", full)
+        with pytest.raises(OSError, match="No space left"):
+            pretrain(tmp_path / "run", resume=True, **SETTINGS)
+    assert [path.name for path in list_checkpoints(tmp_path / "run" / "checkpoints")] == ["step-2", "step-4"]
+    same_as_straight(tmp_path / "run", pretrain(tmp_path / "run", resume=True, **SETTINGS))
+
+
+KILLED = """
+import os, signal, sys, yaml
+from regard.training.bert import pretrain_bert
+from regard.training.loop import Loop
+
+whole = Loop._step
+def until(self, *args):
+    result = whole(self, *args)
+    if self.progress.step == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
+Loop._step = until
+pretrain_bert(sys.argv[1], yaml.safe_load(sys.argv[2]))
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_is_really_killed(straight, pretrain, tmp_path, same_as_straight):
+    settings = (straight[0] / "settings.yaml").read_text().replace("family: bert\n", "")
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "run"), settings]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    assert subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode == -signal.SIGKILL
+    assert [path.name for path in list_checkpoints(tmp_path / "run" / "checkpoints")] == ["step-2", "step-4"]
+    same_as_straight(tmp_path / "run", pretrain(tmp_path / "run", resume=True))
+
+
+def test_a_run_that_has_ended_is_not_run_again(pretrain, tmp_path, straight, weights_of):
+    results = pretrain(tmp_path / "run", steps=2)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "_step", lambda *args: pytest.fail("it trains"))
+        assert pretrain(tmp_path / "run", resume=True, steps=2) == results
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+
+
+def test_resuming_starts_a_run_that_is_not_there(pretrain, tmp_path, same_as_straight):
+    same_as_straight(tmp_path / "run", pretrain(tmp_path / "run", resume=True, **SETTINGS))
+
+
+@pytest.mark.parametrize(("save_every", "keep_last", "kept"), [(1, 1, [7]), (1, 3, [5, 6, 7]), (3, 9, [3, 6]), (0, 2, [])])
+def test_the_last_checkpoints_are_kept(pretrain, tmp_path, save_every, keep_last, kept):
+    pretrain(tmp_path / "run", steps=7, evaluate_every=0, save_every=save_every, keep_last=keep_last)
+    found = list_checkpoints(tmp_path / "run" / "checkpoints")
+    assert [path.name for path in found] == [f"step-{step}" for step in kept]
+
+
+def test_checkpoints_are_listed_by_their_number(tmp_path):
+    for name in ("step-9", "step-10", "step-100", "partial-11", "step-12"):
+        (tmp_path / name).mkdir()
+        if name != "step-12":
+            (tmp_path / name / "progress.json").write_text("{}")
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-9", "step-10", "step-100"]
+    assert list_checkpoints(tmp_path / "none") == []
+
+
+def test_checkpoints_hold_no_tensor_twice(straight):
+    from safetensors import safe_open
+
+    folder = list_checkpoints(straight[0] / "checkpoints")[-1]
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        names = list(file.keys())
+    assert "bert.embeddings.tokens.weight" in names
+    assert "masked_lm_head.decoder.weight" not in names
