@@ -1,6 +1,6 @@
 """The configuration of the decoder-only family."""
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: it turns types into strings, and `strict` does not check those.
 
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN

@@ -1,6 +1,6 @@
 """The configuration of the encoder-decoder Transformer."""
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: it turns types into strings, and `strict` does not check those.
 
 from typing import Any
 

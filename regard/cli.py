@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -51,7 +52,8 @@ def _setup(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
 ) -> None:
     logger = logging.getLogger("regard")
-    logger.setLevel(logging.INFO)
+    # Of several processes the first speaks for all.
+    logger.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING)
     logger.handlers = [_Console()]
     # What transformers says of loading and saving is for those who call it themselves.
     transformers_logging.set_verbosity_error()

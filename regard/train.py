@@ -23,9 +23,12 @@ def train_bert(
     The arguments, the result and the errors are those of `training.bert.pretrain_bert`.
     """
     results = pretrain_bert(output, settings, resume=resume)
+    model = Path(output) / MODEL
     if PartialState().is_main_process:
-        write_card(Path(output) / MODEL, results)
-        logger.info("%s", bert_summary(results, Path(output) / MODEL))
+        # The card of a run that had ended before may have been edited since.
+        if not (model / "README.md").exists():
+            write_card(model, results)
+        logger.info("%s", bert_summary(results, model))
     return results
 
 

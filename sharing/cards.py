@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from .. import model_cards
 
-_DATA_SET_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_DATA_SET_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def public_source(source: str) -> str:

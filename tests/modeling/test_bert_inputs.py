@@ -42,24 +42,38 @@ def test_a_sequence_longer_than_the_positions(bert_class, make_model, make_input
 
 @every_bert
 @pytest.mark.parametrize(
-    ("argument", "wrong", "right", "limit"),
+    ("argument", "wrong", "right", "message"),
     [
-        ("input_ids", 40, 39, r"`vocab_size` \(40\) allows 0 to 39"),
-        ("input_ids", -1, 0, r"`vocab_size` \(40\) allows 0 to 39"),
-        ("token_type_ids", 3, 2, r"`type_vocab_size` \(3\) allows 0 to 2"),
-        ("token_type_ids", -7, 0, r"`type_vocab_size` \(3\) allows 0 to 2"),
-        ("position_ids", 12, 11, r"`max_position_embeddings` \(12\) allows 0 to 11"),
-        ("position_ids", -1, 0, r"`max_position_embeddings` \(12\) allows 0 to 11"),
+        ("input_ids", 40, 39, r"`input_ids` holds the id 40, but `vocab_size` \(40\) allows 0 to 39"),
+        ("input_ids", -1, 0, r"`input_ids` holds the id -1, but `vocab_size` \(40\) allows 0 to 39"),
+        ("token_type_ids", 3, 2, r"`token_type_ids` holds the id 3, but `type_vocab_size` \(3\) allows 0 to 2"),
+        ("token_type_ids", -7, 0, r"`token_type_ids` holds the id -7, but `type_vocab_size` \(3\) allows 0 to 2"),
+        ("position_ids", 12, 11, r"13 > 12 \(`max_position_embeddings`\)"),
+        (
+            "position_ids",
+            -1,
+            0,
+            r"`position_ids` holds the id -1, but `max_position_embeddings` \(12\) allows 0 to 11",
+        ),
     ],
+    ids=lambda value: str(value) if isinstance(value, int) else value.split()[0],
 )
-def test_ids_outside_their_vocabulary(bert_class, argument, wrong, right, limit, make_model, make_inputs):
+def test_ids_outside_their_vocabulary(bert_class, argument, wrong, right, message, make_model, make_inputs):
     model, inputs = make_model(bert_class), make_inputs(bert_class)
     inputs["position_ids"] = torch.arange(11).expand(inputs["input_ids"].shape).clone()
     inputs[argument].view(-1)[13] = right
     assert model(**inputs)[0].isfinite().all()
     inputs[argument].view(-1)[13] = wrong
-    with pytest.raises(ValueError, match=f"`{argument}` holds the id {wrong}, but {limit}"):
+    with pytest.raises(ValueError, match=message):
         model(**inputs)
+
+
+@every_bert
+def test_positions_that_start_again_may_be_in_a_longer_row(bert_class, make_model, make_inputs):
+    """Several texts in one row, each within the limit."""
+    inputs = lengthened(make_inputs(bert_class), 20)
+    positions = torch.arange(20).remainder(12).expand(inputs["input_ids"].shape)
+    assert make_model(bert_class)(**inputs, position_ids=positions)[0].isfinite().all()
 
 
 LABELS = [

@@ -82,6 +82,7 @@ def test_the_vocabulary_grows_and_shrinks(model_class, make_model, make_inputs, 
         old_rows = model.get_input_embeddings().weight.detach().clone()
         old_head = None if head is None else (head.weight.detach().clone(), head.bias.detach().clone())
         before = model(**inputs)[0]
+        assert (head is not None) == (before.shape[-1] == 40)
         for size, kept in ((44, 40), (38, 38)):
             model.resize_token_embeddings(size)
             assert model.config.vocab_size == size

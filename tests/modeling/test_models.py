@@ -227,12 +227,14 @@ def test_copies_and_pickles_are_models_of_their_own(model_class, make_model, mak
     assert model(**inputs)[0].equal(expected)
 
 
-def test_ties_are_one_parameter(model_class, make_model, tmp_path):
+def test_ties_are_one_parameter(model_class, make_model, make_inputs, tmp_path):
     def is_tied(model) -> bool:
         return model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
     tied, untied = (make_model(model_class, tie_word_embeddings=value) for value in (True, False))
-    if tied.get_output_embeddings() is None:
+    scores_vocabulary = tied(**make_inputs(model_class))[0].shape[-1] == tied.config.vocab_size
+    assert (tied.get_output_embeddings() is not None) == scores_vocabulary
+    if not scores_vocabulary:
         assert not tied.all_tied_weights_keys
         return
     for model, expected in ((tied, True), (untied, False)):
@@ -263,6 +265,14 @@ def test_model_types_are_ours_alone(config_class, monkeypatch):
     monkeypatch.setitem(CONFIG_MAPPING._mapping, model_type, "BertConfig")
     with pytest.raises(ValueError, match=f"'{model_type}' is already used"):
         registration.register_families()
+
+
+def test_each_auto_class_gives_the_model_of_its_name():
+    generates = {"ForSeq2SeqLM": "ForConditionalGeneration", "ForImageTextToText": "ForConditionalGeneration"}
+    for models in FAMILIES.values():
+        for auto_name, model_class in models.items():
+            ending = auto_name.removeprefix("AutoModel") or "Model"
+            assert model_class.__name__.endswith(generates.get(ending, ending))
 
 
 def test_every_registered_class_is_public():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import datasets
 import pytest
+import torch
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -143,6 +144,15 @@ def history_of():
         return [(record.pop("step"), record.pop("kind"), record) for record in records]
 
     return read
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    # A model this small is slower with more, and many times slower where other work waits for the cores.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

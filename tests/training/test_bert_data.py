@@ -55,6 +55,13 @@ def test_a_long_and_a_short_sentence_fit(examples_of, tokenizer, max_length, nex
         assert max(len(epoch[index]["input_ids"]) for index in range(len(epoch))) == max_length
 
 
+def test_text_without_full_stops_makes_pairs(examples_of, tokenizer):
+    # Each document is one sentence of 40 tokens, which would fit into an example.
+    epoch = examples_of(["a " * 40] * 3, max_length=64, short_seq_prob=0).epoch(0)
+    assert len(epoch) >= 3
+    assert all(len(segments_of(epoch[index], tokenizer)) == 2 for index in range(len(epoch)))
+
+
 def test_segments_are_what_the_plan_says(examples_of, corpus_of, tokenizer, texts):
     flat = [id_ for ids in corpus_of(texts)["ids"] for id_ in ids]
     epoch = examples_of(texts, max_length=40).epoch(1)
@@ -192,6 +199,12 @@ def test_masks_of_the_same_text_differ(examples_of):
         assert len(seen) > 2
 
 
+def test_masks_of_equal_examples_differ(examples_of):
+    epoch = examples_of(["A river stone. A bank."] * 8, next_sentence=False, short_seq_prob=0).epoch(0)
+    assert len({tuple(original(epoch[index]).tolist()) for index in range(8)}) == 1
+    assert len({tuple(epoch[index]["labels"].tolist()) for index in range(8)}) > 3
+
+
 def test_the_order_of_an_epoch_is_shuffled_and_complete(examples):
     orders = [examples.epoch(number).rows[:, 0].tolist() for number in range(3)]
     for order in orders:
@@ -199,6 +212,7 @@ def test_the_order_of_an_epoch_is_shuffled_and_complete(examples):
     assert orders[0] != orders[1] != orders[2]
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [1, 4])
 def test_workers_make_no_difference(examples, workers):
     epoch = examples.epoch(1)

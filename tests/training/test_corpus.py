@@ -72,8 +72,12 @@ def test_names_of_special_tokens_are_text(corpus_of, texts):
 def test_settings_of_an_earlier_call_play_no_part(documents, tokenizer):
     expected = tokenize_documents(documents, tokenizer)[:]
     tokenizer(["Some text."], truncation=True, max_length=4, padding="max_length")
+    kept = tokenizer.backend_tokenizer.truncation, tokenizer.backend_tokenizer.padding
     documents = documents.map(lambda row: row)  # not the cached rows
     assert tokenize_documents(documents, tokenizer)[:] == expected
+    # Nor is the tokenizer changed.
+    assert (tokenizer.backend_tokenizer.truncation, tokenizer.backend_tokenizer.padding) == kept
+    assert not tokenizer.backend_tokenizer.encode_special_tokens
 
 
 def test_sentences_without_a_token_are_left_out(corpus_of, tokenizer):

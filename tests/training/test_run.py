@@ -62,7 +62,12 @@ def test_settings_come_back_as_they_were(run_folder):
 
 def test_every_kind_of_value_comes_back_as_it_was(tmp_path):
     settings = BertSettings(
-        data=["ünï.txt", "b: c", "- d"], minutes=0.5, learning_rate=1e-4, validation="0.1", streaming=True, tokenizer="no"
+        data=["ünï.txt", "b: c", "- d"],
+        minutes=0.5,
+        learning_rate=1e-4,
+        validation="0.1",
+        streaming=True,
+        tokenizer="no",
     )
     save_settings(tmp_path / "run", "bert", settings)
     assert open_bert(tmp_path / "run", resume=True) == settings

@@ -93,7 +93,11 @@ def test_a_setting_of_another_family():
 # What values must be, besides their type
 
 OUT_OF_RANGE = [
-    *((name, value) for name in ("steps", "batch_size", "accumulation", "log_every", "keep_last") for value in (0, -1)),
+    *(
+        (name, value)
+        for name in ("steps", "batch_size", "accumulation", "log_every", "keep_last")
+        for value in (0, -1)
+    ),
     *((name, value) for name in ("max_documents", "evaluation_batches") for value in (0, -1)),
     *((name, -1) for name in ("workers", "evaluate_every", "save_every", "seed")),
     *((name, value) for name in ("epochs", "minutes", "learning_rate") for value in (0.0, -1.0, NAN, INF)),
@@ -158,7 +162,9 @@ def test_every_setting_is_explained():
 
 def test_settings_from_a_file(tmp_path):
     file = tmp_path / "settings.yaml"
-    file.write_text("# ours\ndata: [a.txt, 中.txt]\nlearning_rate: 1e-4\nconfig:\n  hidden_size: 64\n", encoding="utf-8")
+    file.write_text(
+        "# ours\ndata: [a.txt, 中.txt]\nlearning_rate: 1e-4\nconfig:\n  hidden_size: 64\n", encoding="utf-8"
+    )
     settings = make_settings(BertSettings, read_yaml(file))
     assert settings.data == ["a.txt", "中.txt"]
     assert settings.learning_rate == 1e-4
