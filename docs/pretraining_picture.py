@@ -19,9 +19,7 @@ results = json.loads((run / "results.json").read_text(encoding="utf-8"))
 evaluations = [row for row in history if row["kind"] == "evaluation"]
 steps = [row["step"] for row in evaluations]
 
-figure, (accuracy, loss, masks) = plt.subplots(
-    1, 3, figsize=(13, 3.6), width_ratios=(1, 1, 1.6), layout="constrained"
-)
+figure, (accuracy, loss, masks) = plt.subplots(1, 3, figsize=(13, 3.6), width_ratios=(1, 1, 1.6), layout="constrained")
 for axes, name, scale, title in (
     (accuracy, "masked_accuracy", 100, "masked tokens predicted right (%)"),
     (loss, "masked_loss", 1, "loss per masked token (nats)"),

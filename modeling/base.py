@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, initialization
 
-from .positions import SinusoidalPositions
+from .positions import LearnedPositions, SinusoidalPositions
 
 
 class RegardPreTrainedModel(PreTrainedModel):
@@ -28,6 +28,8 @@ class RegardPreTrainedModel(PreTrainedModel):
         if isinstance(module, SinusoidalPositions):
             # Buffers that are not saved have no content after loading; this is also called then.
             initialization.copy_(module.table, module.compute_table())
+        elif isinstance(module, LearnedPositions):
+            initialization.copy_(module.weight, module.compute_start(self.config.initializer_range))
 
 
 def show_weights(forward: Callable) -> Callable:

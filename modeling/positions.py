@@ -9,14 +9,33 @@ import torch
 from torch import Tensor, nn
 
 
+def sinusoids(num_positions: int, hidden_size: int) -> Tensor:
+    """Sines and cosines of geometrically spaced wavelengths, (P, E) in float64.
+
+    The first half of a vector holds the sines, the second the cosines. Vaswani et al. (2017),
+    https://arxiv.org/abs/1706.03762
+    """
+    half = (hidden_size + 1) // 2
+    # In float64: float32 loses the last digits of the angle at positions in the thousands.
+    rates = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+    angles = torch.arange(num_positions, dtype=torch.float64)[:, None] * rates  # (P, E / 2)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :hidden_size]
+
+
 class LearnedPositions(nn.Embedding):
-    """One learned vector per position (Gehring et al., 2017, https://arxiv.org/abs/1705.03122)."""
+    """One learned vector per position (Gehring et al., 2017, https://arxiv.org/abs/1705.03122).
+
+    They start as sinusoids. From random vectors a small model takes thousands of steps to find out which positions
+    are neighbours, and until then predicts from the words of a sentence alone, whatever their order.
+    """
+
+    def compute_start(self, std: float) -> Tensor:
+        """The initial vectors, (P, E), with twice the standard deviation of the other weights."""
+        return sinusoids(*self.weight.shape) * (2 * 2**0.5 * std)
 
 
 class SinusoidalPositions(nn.Module):
-    """Sines and cosines of geometrically spaced wavelengths (Vaswani et al., 2017, https://arxiv.org/abs/1706.03762).
-
-    The first half of a vector holds the sines, the second the cosines.
+    """Fixed sinusoids.
 
     Raises:
         ValueError: if the width is odd.
@@ -33,11 +52,7 @@ class SinusoidalPositions(nn.Module):
 
     def compute_table(self) -> Tensor:
         """The table, (P, E). Not saved, so it is computed again after each load."""
-        half = self.hidden_size // 2
-        # In float64: float32 loses the last digits of the angle at positions in the thousands.
-        rates = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-        angles = torch.arange(self.num_positions, dtype=torch.float64)[:, None] * rates  # (P, E / 2)
-        return torch.cat([angles.sin(), angles.cos()], dim=-1).to(torch.get_default_dtype())
+        return sinusoids(self.num_positions, self.hidden_size).to(torch.get_default_dtype())
 
     def forward(self, position_ids: Tensor) -> Tensor:
         """Position ids (B, L) give embeddings (B, L, E)."""

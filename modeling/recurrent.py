@@ -93,6 +93,7 @@ class RegardRecurrentPreTrainedModel(RegardPreTrainedModel):
     # There is no kernel to choose from.
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = False
     supports_gradient_checkpointing = False
+    tokens: nn.Embedding
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -111,7 +112,7 @@ class RegardRecurrentPreTrainedModel(RegardPreTrainedModel):
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Replaces the token embeddings of an encoder or a decoder."""
-        self.tokens = value
+        self.tokens = value  # type: ignore[assignment]
 
 
 class RegardRecurrentEncoder(RegardRecurrentPreTrainedModel):
@@ -206,7 +207,7 @@ class RegardRecurrentDecoder(RegardRecurrentPreTrainedModel):
 
     def __init__(self, config: RegardRecurrentConfig) -> None:
         super().__init__(config)
-        width, context_size = config.hidden_size, 2 * config.encoder_hidden_size
+        width, context_size = config.hidden_size, 2 * (config.encoder_hidden_size or 0)
         self.tokens = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         fixed = config.alignment == "none"
@@ -306,6 +307,8 @@ class RegardRecurrentForConditionalGeneration(ConditionalGeneration, RegardRecur
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any) -> None:
+    def _prepare_cache_for_generation(  # type: ignore[override]
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any
+    ) -> None:
         if model_kwargs.get("cache") is None and generation_config.use_cache is not False:
             model_kwargs["cache"] = RecurrentCache()

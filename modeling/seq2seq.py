@@ -17,6 +17,9 @@ from .base import RegardPreTrainedModel, cross_entropy, shift_right
 class EncoderDecoderModel(RegardPreTrainedModel):
     """An `encoder` and a `decoder`, without the output layer: hidden states of every target token."""
 
+    encoder: RegardPreTrainedModel
+    decoder: RegardPreTrainedModel
+
     def get_input_embeddings(self) -> nn.Module:
         """The token embeddings of the encoder; with tied weights also the decoder's."""
         return self.encoder.get_input_embeddings()
@@ -61,15 +64,15 @@ class EncoderDecoderModel(RegardPreTrainedModel):
                 vocabulary.
         """
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(
-                input_ids, attention_mask, inputs_embeds=inputs_embeds, return_dict=True, **kwargs
-            )
-        elif not isinstance(encoder_outputs, BaseModelOutput):
-            encoder_outputs = BaseModelOutput(*encoder_outputs)
+            encoded = self.encoder(input_ids, attention_mask, inputs_embeds=inputs_embeds, return_dict=True, **kwargs)
+        elif isinstance(encoder_outputs, (tuple, list)):
+            encoded = BaseModelOutput(*encoder_outputs)
+        else:
+            encoded = encoder_outputs
         decoded = self.decoder(
             decoder_input_ids,
             attention_mask=decoder_attention_mask,
-            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoded.last_hidden_state,
             encoder_attention_mask=attention_mask,
             cache=cache,
             inputs_embeds=decoder_inputs_embeds,
@@ -83,14 +86,17 @@ class EncoderDecoderModel(RegardPreTrainedModel):
             decoder_hidden_states=decoded.hidden_states,
             decoder_attentions=decoded.attentions,
             cross_attentions=decoded.cross_attentions,
-            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
-            encoder_hidden_states=encoder_outputs.hidden_states,
-            encoder_attentions=encoder_outputs.attentions,
+            encoder_last_hidden_state=encoded.last_hidden_state,
+            encoder_hidden_states=encoded.hidden_states,
+            encoder_attentions=encoded.attentions,
         )
 
 
 class ConditionalGeneration(RegardPreTrainedModel):
     """A `model` of encoder and decoder with an output layer `lm_head`: each target token predicts the next."""
+
+    model: EncoderDecoderModel
+    lm_head: nn.Linear
 
     def get_input_embeddings(self) -> nn.Module:
         """See `EncoderDecoderModel.get_input_embeddings`."""

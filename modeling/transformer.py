@@ -41,6 +41,7 @@ class RegardTransformerPreTrainedModel(RegardPreTrainedModel):
     config: RegardTransformerConfig
     base_model_prefix = "model"
     _can_compile_fullgraph = True
+    embeddings: TextEmbeddings
 
     def get_input_embeddings(self) -> nn.Module:
         """The token embeddings of an encoder or a decoder."""
@@ -48,7 +49,7 @@ class RegardTransformerPreTrainedModel(RegardPreTrainedModel):
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Replaces the token embeddings of an encoder or a decoder."""
-        self.embeddings.tokens = value
+        self.embeddings.tokens = value  # type: ignore[assignment]
 
 
 def _embeddings(config: RegardTransformerConfig) -> TextEmbeddings:
@@ -108,7 +109,7 @@ class RegardTransformerDecoder(RegardTransformerPreTrainedModel):
         super().__init__(config)
         self.embeddings = _embeddings(config)
         self.stack = TransformerStack(
-            config, config.num_decoder_layers, config.norm_position, is_causal=True, has_cross_attention=True
+            config, config.num_decoder_layers or 0, config.norm_position, is_causal=True, has_cross_attention=True
         )
         self.post_init()
 

@@ -107,7 +107,7 @@ class FlatColumn:
     def __getitem__(self, span: slice) -> np.ndarray:
         """The numbers from `span.start` to `span.stop`, which may lie in several of the data set's chunks."""
         first = min(int(np.searchsorted(self._starts, span.start, side="right")), len(self._parts)) - 1
-        found = []
+        found: list[np.ndarray] = []
         for part, start in zip(self._parts[first:], self._starts[first:], strict=False):
             if found and start >= span.stop:
                 break

@@ -124,6 +124,7 @@ def make_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
+    assert settings.learning_rate is not None  # a family's settings fill it in
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.98), eps=1e-6, fused=True)
 
 
@@ -152,6 +153,7 @@ class Loop:
         self.checkpoints, self.history = folder / "checkpoints", folder / "history.jsonl"
         self.model, self.optimizer = accelerator.prepare(model, make_optimizer(model, settings))
         accelerator.register_save_state_pre_hook(_drop_tied_weights)
+        self._highest_rate = self.optimizer.param_groups[0]["lr"]
         self.progress = Progress()
 
     def run(self, resume: bool = False) -> Outcome:
@@ -257,7 +259,7 @@ class Loop:
         settings, accelerator = self.settings, self.accelerator
         factor = learning_rate_factor(share, settings.warmup, settings.schedule)
         for group in self.optimizer.param_groups:
-            group["lr"] = settings.learning_rate * factor
+            group["lr"] = self._highest_rate * factor
         tokens, counts = self._count(batches)
         loss = torch.zeros((), device=accelerator.device)
         for number, batch in enumerate(batches, start=1):

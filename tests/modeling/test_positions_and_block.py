@@ -9,9 +9,11 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.masking_utils import create_causal_mask
 
+from regard.configuration.bert import RegardBertConfig
 from regard.modeling.base import RegardPreTrainedModel
+from regard.modeling.bert import RegardBertModel
 from regard.modeling.block import NORM_SLOTS, TransformerBlock, TransformerStack
-from regard.modeling.positions import POSITIONS, SinusoidalPositions, make_positions
+from regard.modeling.positions import POSITIONS, SinusoidalPositions, make_positions, sinusoids
 
 B, L, M, WIDTH, HEADS, LAYERS = 3, 6, 7, 10, 5, 2
 
@@ -262,3 +264,16 @@ def test_gradient_checkpointing_gives_the_same_gradients(kernel, norm_position):
     actual, calls_when_checkpointed = gradients(checkpointed)
     assert (calls, calls_when_checkpointed) == (LAYERS, 2 * LAYERS)
     torch.testing.assert_close(actual, expected)
+
+
+def test_learned_positions_start_as_sinusoids_in_proportion_to_the_other_weights():
+    tables = []
+    for std in (0.01, 0.03):
+        config = RegardBertConfig(hidden_size=18, num_attention_heads=3, num_hidden_layers=1, initializer_range=std)
+        tables.append(RegardBertModel(config).embeddings.positions.weight.detach())
+    expected = sinusoids(*tables[0].shape)
+    torch.testing.assert_close(tables[0].double(), expected * 2 * 2**0.5 * 0.01)
+    torch.testing.assert_close(tables[1], 3 * tables[0])
+    # Neighbours are alike, and more so than positions further apart.
+    near, far = ((tables[0][:-5] * tables[0][shift : len(tables[0]) - 5 + shift]).sum(-1).mean() for shift in (1, 5))
+    assert near > far > 0

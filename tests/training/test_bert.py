@@ -11,6 +11,7 @@ from torch import nn
 from transformers import BertTokenizer
 
 from regard.modeling.bert import RegardBertForMaskedLM, RegardBertForPreTraining
+from regard.tokenization.wordpiece import train_wordpiece
 from regard.training import bert
 from regard.training.bert import BertSettings, BertTask, fill_examples, load_split, make_tokenizer
 from regard.training.loop import Loop
@@ -117,10 +118,12 @@ def test_both_kinds_of_pairs_count_in_the_loss(make_task, tokenizer, label, expe
     assert expected((loss - without).item())
 
 
-def test_the_held_out_examples_are_always_the_same(make_task):
+def test_the_held_out_examples_are_always_the_same(make_task, corpus_of, texts):
     task = make_task()
     first, second = task.held_out(), task.held_out()
     assert all(np.array_equal(first[index]["input_ids"], second[index]["input_ids"]) for index in range(len(first)))
+    assert first.examples.corpus["ids"] == corpus_of(texts[-3:])["ids"]
+    assert task.epoch(3).examples.corpus["ids"] == corpus_of(texts[:-3])["ids"]
     assert first.number == 0
     assert task.epoch(3).number == 3
 
@@ -297,22 +300,46 @@ def test_words_are_masked_for_show(learned):
         assert any(example["text"].replace("[MASK]", example["word"]) in text for text in texts)
 
 
-@pytest.mark.parametrize("positions", [12, 16, 32])
-def test_sentences_fit_the_model(pretrain, tmp_path, positions):
-    config = {**TINY_MODEL, "max_position_embeddings": positions}
-    filled = pretrain(tmp_path / "run", vocab_size=200, steps=1, max_length=positions, config=config)["filled"]
-    assert filled
-    assert all(len(example["text"].split()) <= positions for example in filled)
-
-
-def test_guesses_are_what_the_model_finds_most_likely(tokenizer, texts):
-    model = make_model(tokenizer, max_position_embeddings=64)
+@pytest.fixture
+def sure_model(texts):
+    """A tokenizer with whole words, and a model that makes the same three guesses everywhere."""
+    tokenizer = train_wordpiece(texts, vocab_size=400)
+    model = make_model(tokenizer, max_position_embeddings=32)
     with torch.no_grad():
         model.masked_lm_head.decoder.bias[[7, 9, 8]] = torch.tensor([30.0, 20.0, 10.0])
-    settings = BertSettings(max_length=64)
-    for example in fill_examples(model, tokenizer, documents_of(["river stone water fish bank. " * 3]), settings):
-        assert example["guesses"] == tokenizer.convert_ids_to_tokens([7, 9, 8])
-    assert fill_examples(model, tokenizer, documents_of(["Too short.", "??? !!!"]), settings) == []
+    return tokenizer, model
+
+
+def test_guesses_are_what_the_model_finds_most_likely(sure_model):
+    tokenizer, model = sure_model
+    documents = documents_of(["river stone water fish bank house door garden."])
+    (example,) = fill_examples(model, tokenizer, documents, BertSettings(max_length=32))
+    assert example["guesses"] == tokenizer.convert_ids_to_tokens([7, 9, 8])
+    assert example["text"].replace("[MASK]", example["word"]) == documents["text"][0]
+
+
+def test_only_whole_words_are_masked(sure_model):
+    tokenizer, model = sure_model
+    documents = documents_of(["Riverstone waterfish piano doorgarden the of wallroof."])
+    for seed in range(20):
+        (example,) = fill_examples(model, tokenizer, documents, BertSettings(max_length=32, seed=seed))
+        assert (example["word"], example["text"].split()[2]) == ("piano", "[MASK]")
+
+
+def test_sentences_fit_the_trained_length(sure_model):
+    tokenizer, model = sure_model
+    long, short = "river stone water fish bank house door garden wall roof.", "river stone water fish near a wall."
+    settings = {length: BertSettings(max_length=length) for length in (11, 12, 13)}
+    found = {
+        length: fill_examples(model, tokenizer, documents_of([long, short]), own) for length, own in settings.items()
+    }
+    # With the stop and two special tokens they have 13 and 10.
+    assert [len(examples) for examples in found.values()] == [1, 1, 2]
+    assert found[12][0]["text"].replace("[MASK]", found[12][0]["word"]) == short
+    assert (
+        fill_examples(model, tokenizer, documents_of(["A wall.", "a of a of a of a of.", long * 3]), settings[13])
+        == []
+    )
 
 
 # What goes wrong

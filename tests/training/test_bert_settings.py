@@ -188,7 +188,7 @@ def test_a_configuration_goes_before_the_size():
 def test_sizes(size):
     config = BertSettings(size=size, dropout=0.3, vocab_size=77).make_config()
     assert (config.num_hidden_layers, config.hidden_size) == bert.SIZES[size]
-    assert config.hidden_size // config.num_attention_heads == 64
+    assert config.num_attention_heads == {128: 4, 256: 4, 512: 8, 768: 12, 1024: 16}[config.hidden_size]
     assert config.intermediate_size == 4 * config.hidden_size
     assert config.hidden_dropout_prob == config.attention_probs_dropout_prob == 0.3
     assert config.vocab_size == 77

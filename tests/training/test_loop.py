@@ -264,13 +264,13 @@ def test_evaluation_of_some_batches(pretrain, tmp_path):
 
 
 def test_what_is_recorded(pretrain, tmp_path, history_of):
-    results = pretrain(tmp_path / "run", steps=7, log_every=2, evaluate_every=3)
+    results = pretrain(tmp_path / "run", steps=6, log_every=2, evaluate_every=3)
     raw = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
     assert [record["step"] for record in raw if record["kind"] == "train"] == [2, 4, 6]
-    assert [record["step"] for record in raw if record["kind"] == "evaluation"] == [3, 6, 7]
+    assert [record["step"] for record in raw if record["kind"] == "evaluation"] == [3, 6]
     assert all(record["tokens_per_second"] > 0 for record in raw if record["kind"] == "train")
     step, kind, metrics = history_of(tmp_path / "run")[-1]
-    assert (step, kind, metrics) == (7, "evaluation", results["metrics"])
+    assert (step, kind, metrics) == (6, "evaluation", results["metrics"])
     assert all(math.isfinite(value) for _, _, values in history_of(tmp_path / "run") for value in values.values())
 
 
@@ -299,6 +299,16 @@ def test_tensorboard_reads_the_log(pretrain, tmp_path, history_of):
     }
     assert logged == pytest.approx(recorded, rel=1e-6)
     assert "train/tokens_per_second" in events.Tags()["scalars"]
+
+
+def test_trackers_are_closed_however_a_run_ends(pretrain, tmp_path, monkeypatch):
+    ended = []
+    monkeypatch.setattr("accelerate.Accelerator.end_training", lambda self: ended.append(self.trackers))
+    pretrain(tmp_path / "one", steps=1)
+    monkeypatch.setattr(Loop, "_step", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        pretrain(tmp_path / "other", steps=1, log_with=["tensorboard"])
+    assert [len(trackers) for trackers in ended] == [0, 1]
 
 
 def test_no_tracker_writes_nothing(pretrain, tmp_path):

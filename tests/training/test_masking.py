@@ -206,5 +206,5 @@ def test_ids_without_a_token_are_never_drawn():
 def test_a_tokenizer_without_a_mask():
     tokenizer = byte_pieces()
     tokenizer.mask_token = None
-    with pytest.raises(ValueError, match="no mask token: set `tokenizer.mask_token`"):
+    with pytest.raises(ValueError, match=r"no mask token: set `tokenizer\.mask_token`"):
         Masking.from_tokenizer(tokenizer)

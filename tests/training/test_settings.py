@@ -10,7 +10,7 @@ NAN, INF = float("nan"), float("inf")
 
 def refusal(values: dict, settings_class: type = BertSettings) -> str:
     """The message of the error that these settings give, which is one line."""
-    with pytest.raises(ValueError, match=".") as raised:
+    with pytest.raises(ValueError, match=r".") as raised:
         make_settings(settings_class, values)
     assert "\n" not in str(raised.value)
     return str(raised.value)
