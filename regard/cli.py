@@ -20,7 +20,7 @@ from . import __version__
 from .fill import fill_masks
 from .train import train_bert
 from .training.bert import BertSettings
-from .training.settings import field_types, read_yaml
+from .training.settings import DURATIONS, field_types, read_yaml
 
 app = typer.Typer(
     help="Attention models for the Hugging Face ecosystem: train, try and share them.",
@@ -99,7 +99,11 @@ def settings_command(settings_class: type, run: Callable[..., Any], output: str)
 
     def command(output: Path, resume: bool, settings: Path | None, **given: Any) -> None:
         chosen = read_yaml(settings) if settings else {}
-        chosen |= {name: value for name, value in given.items() if value is not None and name != "config"}
+        flags = {name: value for name, value in given.items() if value is not None and name != "config"}
+        if flags.keys() & set(DURATIONS):
+            # One way of saying how long goes before another in the file.
+            chosen = {name: value for name, value in chosen.items() if name not in DURATIONS}
+        chosen |= flags
         own = chosen.get("config", {})
         if given.get("config") and isinstance(own, dict):
             chosen["config"] = own | dict(map(_parse_field, given["config"]))

@@ -22,9 +22,8 @@ os.environ.update(
     DISABLE_SAFETENSORS_CONVERSION="1",
     TOKENIZERS_PARALLELISM="false",
 )
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # Workers that each take every core only slow each other down.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Models this small gain nothing from threads, and workers that each take every core slow each other down.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_unconfigure():

@@ -65,7 +65,7 @@ class BertSettings(TrainingSettings):
         """See `TrainingSettings.check`."""
         self.require_choice("size", SIZES)
         if self.learning_rate is None:
-            self.learning_rate = 0.256 / SIZES[self.size][1]
+            self.learning_rate = 0.256 / self._width
         super().check()
         if not 0 < self.mask_rate <= 1:
             raise ValueError(f"`mask_rate` ({self.mask_rate}) must be more than 0 and at most 1")
@@ -74,15 +74,21 @@ class BertSettings(TrainingSettings):
         if not 0 <= self.dropout < 1:
             raise ValueError(f"`dropout` ({self.dropout}) must be at least 0 and less than 1")
 
+    @property
+    def _width(self) -> int:
+        width = self.config.get("hidden_size")
+        # One that is no width is left for the configuration to refuse.
+        return width if isinstance(width, int) and width > 0 else SIZES[self.size][1]
+
     def make_config(self, tokenizer: PreTrainedTokenizerFast | None = None) -> RegardBertConfig:
         """The model's configuration, for the tokenizer if it is there yet.
 
         Raises:
             ValueError: if the fields do not fit together, or the positions do not reach as far as the examples.
         """
-        layers, width = SIZES[self.size]
+        width = self._width
         fields: dict[str, Any] = {
-            "num_hidden_layers": layers,
+            "num_hidden_layers": SIZES[self.size][0],
             "hidden_size": width,
             "num_attention_heads": max(4, width // 64),
             "intermediate_size": 4 * width,

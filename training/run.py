@@ -57,8 +57,8 @@ def open_run(
     if saved_family != family:
         raise ValueError(f"`output` ({folder}) holds a run of {saved_family!r}, not of {family!r}")
     settings = make_settings(settings_class, saved)
-    asked = to_dict(make_settings(settings_class, {**saved, **given}))
-    differing = [f"`{name}` was {saved[name]!r}, not {asked[name]!r}" for name in given if asked[name] != saved[name]]
+    begun, asked = to_dict(settings), to_dict(make_settings(settings_class, {**saved, **given}))
+    differing = [f"`{name}` was {begun[name]!r}, not {asked[name]!r}" for name in given if asked[name] != begun[name]]
     if differing:
         raise ValueError(f"the run in {folder} can't go on with other settings: {'; '.join(differing)}")
     return settings

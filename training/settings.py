@@ -15,6 +15,10 @@ import yaml
 Settings = TypeVar("Settings")
 
 
+# The settings that tell how long to train; at most one is given.
+DURATIONS = ("steps", "epochs", "minutes")
+
+
 def option(default: Any, help: str) -> Any:
     """A field of a settings dataclass, with the text that explains it on the command line."""
     if isinstance(default, (list, dict)):
@@ -71,7 +75,7 @@ class TrainingSettings:
         for name, value in to_dict(self).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"`{name}` ({value}) must be a finite number")
-        given = [name for name in ("steps", "epochs", "minutes") if getattr(self, name) is not None]
+        given = [name for name in DURATIONS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"`{given[0]}` and `{given[1]}` both tell how long to train: give one of them")
         for name in ("steps", "epochs", "minutes", "learning_rate"):
@@ -135,6 +139,9 @@ def _converted(name: str, value: Any, expected: Any) -> Any:
             pass
     if origin is str and isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
+    if origin is str and value is False:
+        # YAML reads the bare word as false.
+        return "no"
     fits = isinstance(value, origin) and (origin is bool or not isinstance(value, bool))
     if fits and origin in (list, dict):
         # The elements of a list and the keys of a mapping are text.

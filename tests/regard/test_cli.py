@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-import regard
+import regard.cli
 from regard.training.bert import BertSettings
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +68,7 @@ def test_help_explains_every_setting(command):
         flag = "--" + setting.name.replace("_", "-")
         assert flag in text
         assert " ".join(setting.metadata["help"].split()) in text
-    for shown in ("[default: python-docs]", "[default: 0.001]", "[default: tiny]", "NAME=VALUE", "--no-lowercase"):
+    for shown in ("[default: python-docs]", "[default: 0.15]", "[default: tiny]", "NAME=VALUE", "--no-lowercase"):
         assert shown in text
     for own in ("--output", "--resume", "--settings"):
         assert own in text
@@ -311,3 +311,13 @@ def test_filling_that_cannot_be(refusal, run_folder, arguments, expected):
 def test_filling_without_a_model(refusal, tmp_path):
     assert "holds no model" in refusal("fill", "a [MASK]", "--model", tmp_path)
     assert "nowhere" in refusal("fill", "a [MASK]", "--model", tmp_path / "nowhere")
+
+
+def test_a_duration_given_as_a_flag_goes_before_another_in_the_file(tmp_path):
+    seen = []
+    command = regard.cli.settings_command(BertSettings, lambda output, chosen, resume: seen.append(chosen), "runs")
+    file = tmp_path / "settings.yaml"
+    file.write_text("steps: 5\nseed: 3\n")
+    command(output=tmp_path, resume=False, settings=file, epochs=2.0)
+    command(output=tmp_path, resume=False, settings=file, batch_size=4)
+    assert seen == [{"seed": 3, "epochs": 2.0}, {"steps": 5, "seed": 3, "batch_size": 4}]

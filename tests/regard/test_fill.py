@@ -75,3 +75,9 @@ def test_a_folder_without_a_model(run_folder, tmp_path):
 def test_no_such_model(tmp_path):
     with pytest.raises((ValueError, OSError)):
         fill_masks("a [MASK]", tmp_path / "none")
+
+
+def test_a_model_that_is_nowhere_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"`model` \(runs/none\) is no folder here"):
+        fill_masks("a [MASK]", "runs/none")

@@ -194,6 +194,18 @@ def test_sizes(size):
     assert config.vocab_size == 77
 
 
+def test_what_goes_with_the_width():
+    """The learning rate falls with it, and the variance of the weights too; what is given goes before."""
+    settings = {size: BertSettings(size=size) for size in bert.SIZES}
+    assert {own.learning_rate * bert.SIZES[size][1] for size, own in settings.items()} == {0.256}
+    variances = {size: own.make_config().initializer_range ** 2 for size, own in settings.items()}
+    assert [variance * bert.SIZES[size][1] for size, variance in variances.items()] == pytest.approx(
+        [0.02**2 * 768] * 6
+    )
+    given = BertSettings(size="small", learning_rate=0.1, config={"initializer_range": 0.5})
+    assert (given.learning_rate, given.make_config().initializer_range) == (0.1, 0.5)
+
+
 def test_the_tokenizer_has_its_say_in_the_configuration(tokenizer):
     config = BertSettings(vocab_size=5_000).make_config(tokenizer)
     assert config.vocab_size == len(tokenizer)
@@ -217,3 +229,13 @@ def test_settings_are_kept_with_the_results(pretrain, tmp_path):
     assert results["settings"] == json.loads((tmp_path / "run" / "results.json").read_text())["settings"]
     assert results["settings"]["steps"] == 1
     assert results["settings"].keys() == {field.name for field in dataclasses.fields(BertSettings)}
+
+
+def test_rate_and_initial_weights_follow_the_width_wherever_it_is_set():
+    by_size = BertSettings(size="mini")
+    by_field = BertSettings(size="tiny", config={"hidden_size": 256})
+    narrower = BertSettings(size="tiny")
+    assert by_size.learning_rate == by_field.learning_rate == narrower.learning_rate / 2
+    ranges = [settings.make_config().initializer_range for settings in (by_size, by_field, narrower)]
+    assert ranges[0] == ranges[1] == pytest.approx(ranges[2] / 2**0.5)
+    assert BertSettings(size="base").make_config().initializer_range == 0.02

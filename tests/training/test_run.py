@@ -92,6 +92,14 @@ def test_a_run_does_not_go_on_with_other_settings(run_folder):
     assert contents(run_folder) == before
 
 
+def test_a_run_from_before_there_was_a_setting(run_folder):
+    file = run_folder / "settings.yaml"
+    file.write_text(file.read_text().replace("keep_last: 2\n", ""))
+    assert open_bert(run_folder, {"keep_last": 2}, resume=True).keep_last == 2
+    with pytest.raises(ValueError, match="`keep_last` was 2, not 3"):
+        open_bert(run_folder, {"keep_last": 3}, resume=True)
+
+
 def test_a_run_of_another_family_is_refused(run_folder):
     with pytest.raises(ValueError, match="holds a run of 'bert', not of 'decoder'"):
         open_run(run_folder, BertSettings, "decoder", {}, resume=True)

@@ -1,6 +1,7 @@
 import dataclasses
 
 import pytest
+import yaml
 
 from regard.training.bert import BertSettings
 from regard.training.settings import TrainingSettings, make_settings, read_yaml, to_dict
@@ -57,7 +58,7 @@ def test_values_are_taken_as_their_type(name, given, taken):
         ("dropout", None, "`dropout` (None) must be a number"),
         ("schedule", None, "`schedule` (None) must be text"),
         ("schedule", ["linear"], "`schedule` (['linear']) must be text"),
-        ("precision", False, "`precision` (False) must be text"),  # YAML reads `no` so
+        ("precision", True, "`precision` (True) must be text"),  # YAML reads `no` so
         ("next_sentence", "yes", "`next_sentence` ('yes') must be true or false"),
         ("next_sentence", 1, "`next_sentence` (1) must be true or false"),
         ("data", 5, "`data` (5) must be a list"),
@@ -199,3 +200,7 @@ def test_files_that_hold_no_settings(tmp_path, content, expected):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(ValueError, match=r"none\.yaml can't be read: .*No such file"):
         read_yaml(tmp_path / "none.yaml")
+
+
+def test_the_bare_word_no_of_yaml_is_the_word():
+    assert make_settings(BertSettings, yaml.safe_load("precision: no")).precision == "no"
