@@ -372,7 +372,7 @@ def fill_examples(
         words = [
             place
             for place, token in enumerate(encoding.tokens)
-            if token.isalpha() and encoding.word_ids.count(encoding.word_ids[place]) == 1
+            if len(token) > 3 and token.isalpha() and encoding.word_ids.count(encoding.word_ids[place]) == 1
         ]
         if not (8 <= len(encoding) - 2 <= min(30, settings.max_length - 2) and words):
             continue
