@@ -199,7 +199,7 @@ def masks_for_both_kernels(config, hidden_states, memory, causal):
         for kernel in ("eager", "sdpa"):
             config._attn_implementation = kernel
             if causal:
-                masks.append(create_causal_mask(config, hidden_states, values, cache=None))
+                masks.append(create_causal_mask(config, hidden_states, values, None))
             else:
                 masks.append(create_bidirectional_mask(config, hidden_states, values, encoder_hidden_states=memory))
         yield masks

@@ -179,7 +179,7 @@ def test_the_future_cannot_change_the_past(kernel, norm_position, has_mask):
     if has_mask:
         padding = torch.ones(B, L, dtype=torch.long)
         padding[1, :2] = 0
-        mask = create_causal_mask(config, hidden_states, padding, cache=None)
+        mask = create_causal_mask(config, hidden_states, padding, None)
     output = stack(hidden_states, mask)
     other = hidden_states.detach().clone()
     other[:, 4:] = torch.randn(B, L - 4, WIDTH)
