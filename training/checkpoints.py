@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from accelerate import Accelerator
+from huggingface_hub.utils.sha import sha_fileobj
 
-_STATE_FILE = "progress.json"
+logger = logging.getLogger("regard.training")
+
+_STATE_FILE, _CHECKSUM_FILE = "progress.json", "checksums.json"
 _PREFIX = "step-"
 
 
@@ -39,6 +43,33 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix(_PREFIX)))
 
 
+def _checksums(checkpoint: Path) -> dict[str, str]:
+    """The SHA-256 of each file of a checkpoint, by its place in it."""
+    sums = {}
+    for path in sorted(checkpoint.rglob("*")):
+        if path.is_file() and path.name != _CHECKSUM_FILE:
+            with path.open("rb") as file:
+                sums[path.relative_to(checkpoint).as_posix()] = sha_fileobj(file).hex()
+    return sums
+
+
+def last_whole_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint whose files are as they were saved; what is passed over is logged."""
+    for partial in folder.glob("partial-*"):
+        logger.warning("The checkpoint %s was not saved to its end, and is left out.", partial)
+    for checkpoint in reversed(list_checkpoints(folder)):
+        try:
+            expected = json.loads((checkpoint / _CHECKSUM_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            expected = {_CHECKSUM_FILE: ""}
+        found = _checksums(checkpoint)
+        damaged = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+        if not damaged:
+            return checkpoint
+        logger.warning("The checkpoint %s is damaged (%s), and is left out.", checkpoint, ", ".join(damaged))
+    return None
+
+
 def save_checkpoint(accelerator: Accelerator, folder: Path, progress: Progress, keep_last: int) -> None:
     """Saves weights, optimizer, random state and progress, and then deletes all but the last checkpoints.
 
@@ -57,6 +88,7 @@ def save_checkpoint(accelerator: Accelerator, folder: Path, progress: Progress, 
     accelerator.save_state(str(partial))
     if accelerator.is_main_process:
         (partial / _STATE_FILE).write_text(json.dumps(asdict(progress)), encoding="utf-8")
+        (partial / _CHECKSUM_FILE).write_text(json.dumps(_checksums(partial), indent=2), encoding="utf-8")
         for path in partial.rglob("*"):
             _flush(path)
         shutil.rmtree(final, ignore_errors=True)

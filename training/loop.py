@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from .checkpoints import Progress, list_checkpoints, load_checkpoint, save_checkpoint
+from .checkpoints import Progress, last_whole_checkpoint, load_checkpoint, save_checkpoint
 from .schedule import Budget, learning_rate_factor
 from .settings import TrainingSettings, to_dict
 
@@ -168,9 +168,9 @@ class Loop:
         settings, accelerator = self.settings, self.accelerator
         # Dropout differs between processes; the weights, made before, do not.
         set_seed(settings.seed, device_specific=True)
-        saved = list_checkpoints(self.checkpoints) if resume else []
+        saved = last_whole_checkpoint(self.checkpoints) if resume else None
         if saved:
-            self.progress = load_checkpoint(accelerator, saved[-1])
+            self.progress = load_checkpoint(accelerator, saved)
             logger.info("Going on from step %d.", self.progress.step)
         if accelerator.is_main_process:
             self._keep_history_to(self.progress.step)

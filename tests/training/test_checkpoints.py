@@ -3,6 +3,7 @@
 import itertools
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import torch
 from safetensors import safe_open
 
 from regard.training import checkpoints
-from regard.training.checkpoints import list_checkpoints
+from regard.training.checkpoints import last_whole_checkpoint, list_checkpoints
 from regard.training.loop import Loop
 
 ROOT = Path(__file__).parents[2]
@@ -156,13 +157,13 @@ def test_killed_while_the_tokenizer_is_written(pretrain, tmp_path, same_as_strai
     same_as_straight(tmp_path / "run", pretrain(tmp_path / "run", resume=True, **SETTINGS))
 
 
-@pytest.mark.parametrize(("saved", "file"), [(0, 1), (1, 0), (1, 1), (1, 2), (1, 3)])
+@pytest.mark.parametrize(("saved", "file"), [(0, 1), (1, 0), (1, 1), (1, 2), (1, 3), (1, 4)])
 def test_killed_while_a_checkpoint_is_written(pretrain, tmp_path, same_as_straight, saved, file, caplog):
-    """Any of the files of a checkpoint is torn: weights, optimizer, random state, and the last, the progress."""
+    """Any of the files of a checkpoint is torn: weights, optimizer, random state, progress, checksums."""
     flushed = itertools.count()
 
     def torn(path):
-        if next(flushed) == 5 * saved + file:
+        if next(flushed) == 6 * saved + file:
             path.write_bytes(path.read_bytes()[:20])
             raise Killed
 
@@ -262,3 +263,46 @@ def test_checkpoints_hold_no_tensor_twice(pretrain, tmp_path, caplog):
     assert "masked_lm_head.decoder.weight" not in names
     # Nor is the user told of it each time.
     assert caplog.messages == []
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def alter(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [cut, alter, Path.unlink])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.bin", "random_states_0.pkl", "progress.json", "checksums.json"]
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(straight, tmp_path, caplog, name, damage):
+    checkpoints = tmp_path / "checkpoints"
+    shutil.copytree(straight[0] / "checkpoints", checkpoints)
+    assert last_whole_checkpoint(checkpoints) == checkpoints / "step-8"
+    assert not caplog.records
+    damage(checkpoints / "step-8" / name)
+    assert last_whole_checkpoint(checkpoints) == checkpoints / "step-6"
+    # Without the file that marks it whole, a checkpoint is none.
+    if (name, damage) != ("progress.json", Path.unlink):
+        (record,) = caplog.records
+        assert str(checkpoints / "step-8") in record.getMessage()
+
+
+def test_resuming_past_a_damaged_checkpoint_ends_in_the_same_weights(pretrain, tmp_path, same_as_straight):
+    with pytest.MonkeyPatch.context() as patch:
+        kill_after(patch, 7)
+        with pytest.raises(Killed):
+            pretrain(tmp_path / "run", **SETTINGS)
+    newest = list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
+    cut(newest / "optimizer.bin")
+    same_as_straight(tmp_path / "run", pretrain(tmp_path / "run", resume=True, **SETTINGS))
+
+
+def test_an_unfinished_save_is_named(tmp_path, caplog):
+    (tmp_path / "partial-4").mkdir()
+    assert last_whole_checkpoint(tmp_path) is None
+    assert "partial-4 was not saved to its end" in caplog.text
