@@ -7,7 +7,7 @@ import transformers
 from .configuration.bert import RegardBertConfig
 from .modeling import bert, bert_tasks
 
-# Each family: its configuration, its tokenizer class if that is a stock one, and its classes by Auto class.
+# Each family's classes by Auto class, and the stock tokenizer classes that `AutoTokenizer` takes for a family.
 FAMILIES: dict = {
     RegardBertConfig: {
         "AutoModel": bert.RegardBertModel,

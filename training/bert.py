@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -136,9 +137,13 @@ class BertTask:
         """See `loop.Task`."""
         return self._train.epoch(number)
 
-    def held_out(self) -> Epoch:
-        """See `loop.Task`."""
+    @cached_property
+    def _held_out_epoch(self) -> Epoch:
         return self._held_out.epoch(0)
+
+    def held_out(self) -> Epoch:
+        """See `loop.Task`. Planned once, since it is the same at every evaluation."""
+        return self._held_out_epoch
 
     def counts(self, batch: dict[str, Tensor]) -> dict[str, int]:
         """See `loop.Task`."""

@@ -108,7 +108,8 @@ class FlatColumn:
         """The numbers from `span.start` to `span.stop`, which may lie in several of the data set's chunks."""
         first = min(int(np.searchsorted(self._starts, span.start, side="right")), len(self._parts)) - 1
         found: list[np.ndarray] = []
-        for part, start in zip(self._parts[first:], self._starts[first:], strict=False):
+        for number in range(first, len(self._parts)):
+            part, start = self._parts[number], self._starts[number]
             if found and start >= span.stop:
                 break
             piece = part.slice(max(0, span.start - start), span.stop - max(span.start, start))
