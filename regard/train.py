@@ -9,7 +9,8 @@ from typing import Any
 from accelerate import PartialState
 
 from .sharing.cards import write_card
-from .training.bert import pretrain_bert
+from .training.bert import BERT
+from .training.family import train
 from .training.run import MODEL
 
 logger = logging.getLogger(__name__)
@@ -20,9 +21,9 @@ def train_bert(
 ) -> dict[str, Any]:
     """Pretrains a BERT, writes its model card and logs what came out.
 
-    The arguments, the result and the errors are those of `training.bert.pretrain_bert`.
+    The arguments, the result and the errors are those of `training.family.train`.
     """
-    results = pretrain_bert(output, settings, resume=resume)
+    results = train(BERT, output, settings, resume=resume)
     model = Path(output) / MODEL
     if PartialState().is_main_process:
         # The card of a run that had ended before may have been edited since.

@@ -115,3 +115,11 @@ class FlatColumn:
             piece = part.slice(max(0, span.start - start), span.stop - max(span.start, start))
             found.append(piece.to_numpy(zero_copy_only=False))
         return np.concatenate(found) if len(found) != 1 else found[0]
+
+
+def count_tokens(ids: FlatColumn, vocab_size: int) -> np.ndarray:
+    """How often each id occurs in a column of ids, (vocab_size,)."""
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for part in ids.parts():
+        counts += np.bincount(part, minlength=vocab_size)
+    return counts

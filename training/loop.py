@@ -46,7 +46,10 @@ class Task(Protocol):
         """The examples to evaluate on, always the same."""
 
     def collate(self, examples: list[Any]) -> dict[str, Tensor]:
-        """Examples to a padded batch with an `attention_mask`."""
+        """Examples to a padded batch."""
+
+    def tokens(self, batch: dict[str, Tensor]) -> int:
+        """The number of tokens in a batch, padding not counted."""
 
     def counts(self, batch: dict[str, Tensor]) -> dict[str, int]:
         """Over how many items the losses of a batch are means, by the name of the model's argument for it."""
@@ -126,6 +129,49 @@ def make_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.
     ]
     assert settings.learning_rate is not None  # a family's settings fill it in
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.98), eps=1e-6, fused=True)
+
+
+def make_loader(
+    task: Task, examples: Examples, batches: list[range], workers: int, accelerator: Accelerator
+) -> DataLoader:
+    """Loads batches of examples, each given by the indices of its examples."""
+    return DataLoader(
+        examples,  # type: ignore[arg-type]
+        batch_sampler=batches,  # type: ignore[arg-type]
+        collate_fn=task.collate,
+        num_workers=workers,
+        # Without one of its own it would draw a number from the generator that dropout uses.
+        generator=torch.Generator(),
+        pin_memory=accelerator.device.type == "cuda",
+    )
+
+
+@torch.no_grad()
+def evaluate(task: Task, model: nn.Module, settings: TrainingSettings, accelerator: Accelerator) -> dict[str, float]:
+    """A task's figures on its held-out examples, each of them counted once over all processes.
+
+    Args:
+        task: gives the examples, and the figures.
+        model: is evaluated; its mode (training or evaluation) is left as it was.
+        settings: give the size of a batch, and how many to take.
+        accelerator: what `make_accelerator` gave.
+    """
+    examples = task.held_out()
+    size, total = settings.batch_size, len(examples)
+    batches = [range(start, min(start + size, total)) for start in range(0, total, size)]
+    batches = batches[: settings.evaluation_batches]
+    own = batches[accelerator.process_index :: accelerator.num_processes]
+    # A process without a batch of its own still takes part in adding up.
+    weight = 1.0 if own else 0.0
+    sums: dict[str, Tensor] = {}
+    was_training = model.training
+    model.eval()
+    for batch in make_loader(task, examples, own or batches[:1], settings.workers, accelerator):
+        batch = send_to_device(batch, accelerator.device)
+        for name, value in task.sums(task.forward(model, batch), batch).items():
+            sums[name] = sums.get(name, 0) + weight * value.double()
+    model.train(was_training)
+    return task.metrics({name: float(accelerator.reduce(value)) for name, value in sums.items()})
 
 
 class Loop:
@@ -241,18 +287,8 @@ class Loop:
         begin = accelerator.process_index * part
         stride = accelerator.num_processes * part
         starts = range(first_step * settings.batch_size + begin, steps * settings.batch_size, stride)
-        return self._make_loader(examples, [range(start, start + part) for start in starts])
-
-    def _make_loader(self, examples: Examples, batches: list[range]) -> DataLoader:
-        return DataLoader(
-            examples,  # type: ignore[arg-type]
-            batch_sampler=batches,  # type: ignore[arg-type]
-            collate_fn=self.task.collate,
-            num_workers=self.settings.workers,
-            # Without one of its own it would draw a number from the generator that dropout uses.
-            generator=torch.Generator(),
-            pin_memory=self.accelerator.device.type == "cuda",
-        )
+        batches = [range(start, start + part) for start in starts]
+        return make_loader(self.task, examples, batches, settings.workers, accelerator)
 
     def _step(self, batches: list[dict[str, Tensor]], share: float) -> tuple[Tensor, Tensor | float]:
         """One optimizer step: its loss over the global batch, and the norm of its gradient."""
@@ -279,7 +315,7 @@ class Loop:
 
     def _count(self, batches: list[dict[str, Tensor]]) -> tuple[int, dict[str, Tensor]]:
         """Tokens, and the items of each loss, in the global batch."""
-        each = [{"tokens": int(batch["attention_mask"].sum()), **self.task.counts(batch)} for batch in batches]
+        each = [{"tokens": self.task.tokens(batch), **self.task.counts(batch)} for batch in batches]
         names = list(each[0])
         totals = torch.tensor([sum(counts[name] for counts in each) for name in names])
         if self.accelerator.num_processes > 1:
@@ -287,25 +323,9 @@ class Loop:
         counts = dict(zip(names, totals, strict=True))
         return int(counts.pop("tokens")), counts
 
-    @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """The task's figures on the held-out examples, each of them counted once over all processes."""
-        settings, accelerator = self.settings, self.accelerator
-        examples = self.task.held_out()
-        size, total = settings.batch_size, len(examples)
-        batches = [range(start, min(start + size, total)) for start in range(0, total, size)]
-        batches = batches[: settings.evaluation_batches]
-        own = batches[accelerator.process_index :: accelerator.num_processes]
-        # A process without a batch of its own still takes part in adding up.
-        weight = 1.0 if own else 0.0
-        sums: dict[str, Tensor] = {}
-        self.model.eval()
-        for batch in self._make_loader(examples, own or batches[:1]):
-            batch = send_to_device(batch, accelerator.device)
-            for name, value in self.task.sums(self.task.forward(self.model, batch), batch).items():
-                sums[name] = sums.get(name, 0) + weight * value.double()
-        self.model.train()
-        metrics = self.task.metrics({name: float(accelerator.reduce(value)) for name, value in sums.items()})
+        """The task's figures on the held-out examples, which are recorded and logged."""
+        metrics = evaluate(self.task, self.model, self.settings, self.accelerator)
         self._record("evaluation", metrics)
         figures = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in metrics.items())
         logger.info("Step %d: %s", self.progress.step, figures)

@@ -30,18 +30,9 @@ def option(default: Any, help: str) -> Any:
 class TrainingSettings:
     """What every family's training run can set."""
 
-    data: list[str] = option(
-        ["python-docs"],
-        "What to train on: 'python-docs', a text, jsonl, csv or parquet file, a folder, a glob, or a Hub data set id. "
-        "Several are joined.",
-    )
-    text_column: str = option("text", "The column of a table or data set that holds the text.")
-    documents: str = option("file", "What a document is in text files: 'file', 'blank-line' or 'line'.")
+    data: list[str] = option([], "What to train on; several sources are joined.")
     split: str = option("train", "The split of a Hub data set to train on.")
-    max_documents: int | None = option(None, "Read no more documents than this.")
-    streaming: bool = option(False, "Read a Hub data set row by row, without keeping its files.")
-    language: str = option("en", "Language of the text (ISO 639), for splitting sentences.")
-    validation: str = option("0.05", "Held-out data: a share of the documents, or another source like --data.")
+    validation: str = option("0.05", "Held-out data: a share of the rows, or another source like --data.")
     max_length: int = option(64, "Longest training example, in tokens.")
     steps: int | None = option(None, "Train for this many steps.")
     epochs: float | None = option(None, "Train for this many passes over the data.")
@@ -81,7 +72,7 @@ class TrainingSettings:
         for name in ("steps", "epochs", "minutes", "learning_rate"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ValueError(f"`{name}` ({getattr(self, name)}) must be more than 0")
-        for name in ("batch_size", "accumulation", "log_every", "keep_last", "max_documents", "evaluation_batches"):
+        for name in ("batch_size", "accumulation", "log_every", "keep_last", "evaluation_batches"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"`{name}` ({getattr(self, name)}) must be at least 1")
         for name in ("workers", "evaluate_every", "save_every", "weight_decay", "clip", "seed"):
@@ -94,6 +85,20 @@ class TrainingSettings:
         self.require_choice("schedule", ("linear", "cosine", "constant"))
         self.require_choice("precision", ("no", "bf16", "fp16"))
 
+    def held_out_share(self) -> float | None:
+        """The share of the rows to hold out; None if `validation` names a source instead.
+
+        Raises:
+            ValueError: if it is a number that is no share.
+        """
+        try:
+            share = float(self.validation)
+        except ValueError:
+            return None
+        if not 0 < share < 1:
+            raise ValueError(f"`validation` ({self.validation}) must be a share between 0 and 1, or a source")
+        return share
+
     def require_choice(self, name: str, allowed: typing.Iterable[str]) -> None:
         """Raises a ValueError if a setting is none of the allowed words."""
         if getattr(self, name) not in allowed:
@@ -102,7 +107,8 @@ class TrainingSettings:
 
 def field_types(settings_class: type) -> dict[str, Any]:
     """The type of each setting, by name."""
-    return typing.get_type_hints(settings_class)
+    hints = typing.get_type_hints(settings_class)
+    return {setting.name: hints[setting.name] for setting in dataclasses.fields(settings_class)}
 
 
 def make_settings(settings_class: type[Settings], values: dict[str, Any]) -> Settings:

@@ -115,10 +115,11 @@ TINY = {
 @pytest.fixture(scope="session")
 def pretrain(corpus_folder):
     """Runs a tiny pretraining in a folder; what is given goes before the tiny settings."""
-    from regard.training.bert import pretrain_bert
+    from regard.training.bert import BERT
+    from regard.training.family import train
 
     def run(folder: Path, resume: bool = False, **given) -> dict:
-        return pretrain_bert(folder, {**TINY, "data": [corpus_folder], **given}, resume=resume)
+        return train(BERT, folder, {**TINY, "data": [corpus_folder], **given}, resume=resume)
 
     return run
 

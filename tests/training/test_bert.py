@@ -12,10 +12,11 @@ from transformers import BertTokenizer
 
 from regard.modeling.bert import RegardBertForMaskedLM, RegardBertForPreTraining
 from regard.tokenization.wordpiece import train_wordpiece
-from regard.training import bert
-from regard.training.bert import BertSettings, BertTask, fill_examples, load_split, make_tokenizer
+from regard.training import bert, text
+from regard.training.bert import BertSettings, BertTask, fill_examples, make_tokenizer
 from regard.training.loop import Loop
 from regard.training.masking import IGNORED
+from regard.training.text import load_split
 
 SUBJECTS = [
     [("wide", "river"), ("cold", "stone"), ("deep", "water")],
@@ -368,14 +369,14 @@ def test_nothing_is_written_for_a_run_that_cannot_be(pretrain, tmp_path, given, 
 
 
 def test_wrong_sizes_are_refused_before_the_data_is_read(pretrain, tmp_path, monkeypatch):
-    monkeypatch.setattr(bert, "load_documents", lambda *args, **options: pytest.fail("the data is read"))
+    monkeypatch.setattr(text, "load_documents", lambda *args, **options: pytest.fail("the data is read"))
     monkeypatch.setattr(Loop, "__init__", lambda *args: pytest.fail("it trains"))
     with pytest.raises(ValueError, match="must be a multiple of"):
         pretrain(tmp_path / "run", config={"hidden_size": 30, "num_attention_heads": 4})
 
 
 def test_the_default_length_of_a_run(pretrain, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(bert, "DEFAULT_STEPS", 3)
+    monkeypatch.setattr(bert.BERT, "default_steps", 3)
     with caplog.at_level(logging.INFO, logger="regard"):
         assert pretrain(tmp_path / "run")["step"] == 3
     assert any("held out: 3 documents" in message for message in caplog.messages)

@@ -10,11 +10,12 @@ from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoToke
 
 import regard
 from regard.training import corpus, sources
-from regard.training.bert import BertSettings, BertTask, load_split
+from regard.training.bert import BertSettings, BertTask
 from regard.training.bert_data import BertExamples
 from regard.training.corpus import tokenize_documents
 from regard.training.masking import Masking
 from regard.training.sources import load_documents
+from regard.training.text import load_split
 
 
 @pytest.fixture(scope="module")

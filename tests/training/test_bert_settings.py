@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.training import bert
-from regard.training.bert import BertSettings, load_split
+from regard.training import loop, sizes, text
+from regard.training.bert import BertSettings
 from regard.training.checkpoints import list_checkpoints
-from regard.training.loop import Loop
+from regard.training.text import load_split
 
 BASE = {"steps": 4, "log_every": 1, "evaluate_every": 2, "save_every": 2, "batch_size": 4, "learning_rate": 0.01}
 
@@ -77,9 +77,9 @@ def sources(tmp_path_factory, tokenizer, texts) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("sources")
     for name, varied in (("BASE", texts), ("OTHER", texts[:10])):
         (folder / name).mkdir()
-        for number, text in enumerate(varied):
-            text = text.replace("a ", "Café Dr. Smith ", 2)
-            (folder / name / f"{number}.txt").write_text(text, encoding="utf-8")
+        for number, own in enumerate(varied):
+            own = own.replace("a ", "Café Dr. Smith ", 2)
+            (folder / name / f"{number}.txt").write_text(own, encoding="utf-8")
     tokenizer.save_pretrained(folder / "TOKENIZER")
     return {name: str(folder / name) for name in ("BASE", "OTHER", "TOKENIZER")}
 
@@ -95,15 +95,15 @@ def observe(pretrain, sources, tmp_path_factory, weights_of, history_of):
         if "tokenizer" in settings:
             settings["tokenizer"] = sources[settings["tokenizer"]]
         workers = set()
-        whole = Loop._make_loader
+        whole = loop.make_loader
 
-        def watched(self, *args):
-            loader = whole(self, *args)
+        def watched(*args):
+            loader = whole(*args)
             workers.add(loader.num_workers)
             return loader
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Loop, "_make_loader", watched)
+            patch.setattr(loop, "make_loader", watched)
             results = pretrain(folder, **settings)
         steps = [(kind, step) for step, kind, _ in history_of(folder)]
         return {
@@ -165,7 +165,7 @@ def reads(monkeypatch, texts) -> list[tuple]:
         asked.append((data, options))
         return Dataset.from_dict({"text": texts})
 
-    monkeypatch.setattr(bert, "load_documents", load)
+    monkeypatch.setattr(text, "load_documents", load)
     return asked
 
 
@@ -184,10 +184,10 @@ def test_a_configuration_goes_before_the_size():
     assert (config.hidden_size, config.num_attention_heads, config.num_hidden_layers) == (128, 4, 4)
 
 
-@pytest.mark.parametrize("size", bert.SIZES)
+@pytest.mark.parametrize("size", sizes.SIZES)
 def test_sizes(size):
     config = BertSettings(size=size, dropout=0.3, vocab_size=77).make_config()
-    assert (config.num_hidden_layers, config.hidden_size) == bert.SIZES[size]
+    assert (config.num_hidden_layers, config.hidden_size) == sizes.SIZES[size]
     assert config.num_attention_heads == {128: 4, 256: 4, 512: 8, 768: 12, 1024: 16}[config.hidden_size]
     assert config.intermediate_size == 4 * config.hidden_size
     assert config.hidden_dropout_prob == config.attention_probs_dropout_prob == 0.3
@@ -196,10 +196,10 @@ def test_sizes(size):
 
 def test_what_goes_with_the_width():
     """The learning rate falls with it, and the variance of the weights too; what is given goes before."""
-    settings = {size: BertSettings(size=size) for size in bert.SIZES}
-    assert {own.learning_rate * bert.SIZES[size][1] for size, own in settings.items()} == {0.256}
+    settings = {size: BertSettings(size=size) for size in sizes.SIZES}
+    assert {own.learning_rate * sizes.SIZES[size][1] for size, own in settings.items()} == {0.256}
     variances = {size: own.make_config().initializer_range ** 2 for size, own in settings.items()}
-    assert [variance * bert.SIZES[size][1] for size, variance in variances.items()] == pytest.approx(
+    assert [variance * sizes.SIZES[size][1] for size, variance in variances.items()] == pytest.approx(
         [0.02**2 * 768] * 6
     )
     given = BertSettings(size="small", learning_rate=0.1, config={"initializer_range": 0.5})

@@ -102,11 +102,11 @@ def test_killed_again_and_again(pretrain, tmp_path, same_as_straight):
 @pytest.mark.parametrize(
     "moment",
     [
-        "regard.training.bert.Loop.__init__",
+        "regard.training.family.Loop.__init__",
         "regard.training.loop.Loop._train",
         "regard.training.loop.Loop.evaluate",
         "regard.training.bert.fill_examples",
-        "regard.training.bert.save_results",
+        "regard.training.family.save_results",
     ],
 )
 def test_killed_at_other_moments(pretrain, tmp_path, same_as_straight, moment):
@@ -199,7 +199,8 @@ def test_the_disk_is_full(pretrain, tmp_path, same_as_straight):
 
 KILLED = """
 import os, signal, sys, yaml
-from regard.training.bert import pretrain_bert
+from regard.training.bert import BERT
+from regard.training.family import train
 from regard.training.loop import Loop
 
 whole = Loop._step
@@ -209,7 +210,7 @@ def until(self, *args):
         os.kill(os.getpid(), signal.SIGKILL)
     return result
 Loop._step = until
-pretrain_bert(sys.argv[1], yaml.safe_load(sys.argv[2]))
+train(BERT, sys.argv[1], yaml.safe_load(sys.argv[2]))
 """
 
 

@@ -82,11 +82,11 @@ def test_every_example_is_in_one_part_whoever_computes_it():
     settings = SimpleNamespace(batch_size=12, accumulation=2, workers=0)
 
     def parts(process: int, processes: int, first_step: int) -> list[range]:
-        accelerator = SimpleNamespace(process_index=process, num_processes=processes)
-        stub = SimpleNamespace(
-            settings=settings, accelerator=accelerator, _make_loader=lambda examples, batches: batches
-        )
-        return Loop._loader(stub, None, first_step, steps=5)
+        device = SimpleNamespace(type="cpu")
+        accelerator = SimpleNamespace(process_index=process, num_processes=processes, device=device)
+        task = SimpleNamespace(collate=list)
+        stub = SimpleNamespace(settings=settings, accelerator=accelerator, task=task)
+        return list(Loop._loader(stub, range(100), first_step, steps=5))
 
     for processes in (1, 2, 3):
         for first_step in (0, 3):
