@@ -39,7 +39,7 @@ class RegardDecoderConfig(RegardConfig):
     """
 
     model_type = "regard_decoder"
-    keys_to_ignore_at_inference = ("cache",)
+    keys_to_ignore_at_inference = ["cache", "past_key_values"]
 
     vocab_size: int = 8192
     hidden_size: int = 768

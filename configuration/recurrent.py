@@ -42,7 +42,7 @@ class RegardRecurrentConfig(RegardConfig):
     """
 
     model_type = "regard_recurrent"
-    keys_to_ignore_at_inference = ("cache",)
+    keys_to_ignore_at_inference = ["cache", "past_key_values"]
 
     vocab_size: int = 8192
     hidden_size: int = 512

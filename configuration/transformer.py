@@ -5,6 +5,7 @@
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
 from .base import NORM_POSITIONS, POSITION_TYPES, RegardConfig
@@ -45,7 +46,7 @@ class RegardTransformerConfig(RegardConfig):
     """
 
     model_type = "regard_transformer"
-    keys_to_ignore_at_inference = ("cache",)
+    keys_to_ignore_at_inference = ["cache", "past_key_values"]
 
     vocab_size: int = 8192
     hidden_size: int = 512
@@ -75,6 +76,13 @@ class RegardTransformerConfig(RegardConfig):
         if self.num_decoder_layers is None:
             self.num_decoder_layers = self.num_hidden_layers
         super().__post_init__(**kwargs)
+
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
+        """See `PreTrainedConfig.get_text_config`; caches take their number of layers from the decoder's."""
+        config = super().get_text_config(decoder=decoder, encoder=encoder)
+        if decoder and config is not self:
+            config.num_hidden_layers = config.num_decoder_layers
+        return config
 
     def validate_architecture(self) -> None:
         """Checks sizes and names. That the heads divide the width is checked by the attention."""

@@ -9,10 +9,8 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.modeling_utils import slice_logits_to_keep
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
-from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -20,6 +18,7 @@ from ..configuration.decoder import RegardDecoderConfig
 from .attention import MultiHeadAttention
 from .base import RegardPreTrainedModel, causal_lm_loss, check_ids, check_length, check_positions, one_of, show_weights
 from .block import TransformerBlock, TransformerStack
+from .compat import CACHE, named_cache, takes_cache
 from .embeddings import TextEmbeddings
 from .positions import position_ids_for
 
@@ -57,7 +56,7 @@ class RegardDecoderModel(RegardDecoderPreTrainedModel):
     @merge_with_config_defaults
     @capture_outputs
     @show_weights
-    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
+    @takes_cache
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -99,7 +98,7 @@ class RegardDecoderModel(RegardDecoderPreTrainedModel):
             config=self.config,
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
-            cache=cache,
+            **named_cache(cache),
             position_ids=position_ids,
         )
         if position_ids is None:
@@ -109,7 +108,7 @@ class RegardDecoderModel(RegardDecoderPreTrainedModel):
             check_positions(position_ids, self.config.max_position_embeddings)
         embedded = self.embeddings(inputs_embeds, position_ids)
         hidden_states = self.stack(embedded, mask, cache=cache, position_ids=position_ids, **kwargs)
-        return BaseModelOutputWithPast(last_hidden_state=hidden_states, cache=cache if use_cache else None)
+        return BaseModelOutputWithPast(last_hidden_state=hidden_states, **named_cache(cache if use_cache else None))
 
 
 class RegardDecoderForCausalLM(RegardDecoderPreTrainedModel, GenerationMixin):
@@ -124,7 +123,7 @@ class RegardDecoderForCausalLM(RegardDecoderPreTrainedModel, GenerationMixin):
         self.post_init()
 
     @can_return_tuple
-    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
+    @takes_cache
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -136,7 +135,6 @@ class RegardDecoderForCausalLM(RegardDecoderPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
-        shift_labels: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> CausalLMOutputWithPast:
         """Scores the vocabulary after each token.
@@ -151,8 +149,7 @@ class RegardDecoderForCausalLM(RegardDecoderPreTrainedModel, GenerationMixin):
             use_cache: see there.
             logits_to_keep: score only so many last positions, or those of these indices; 0: all.
             num_items_in_batch: number of predicted tokens in the whole batch, where this is a part of it.
-            shift_labels: labels that are shifted already, instead of `labels`.
-            **kwargs: see there.
+            **kwargs: see there; and `shift_labels`, labels that are shifted already, instead of `labels`.
 
         Returns:
             `logits` (B, L, V), the `loss` if there are labels, and the `cache`.
@@ -160,6 +157,8 @@ class RegardDecoderForCausalLM(RegardDecoderPreTrainedModel, GenerationMixin):
         Raises:
             ValueError: for labels outside the vocabulary, and see there.
         """
+        # Not an argument by name: `Trainer` takes each of those with "label" in it for one that every batch has.
+        shift_labels: Any = kwargs.pop("shift_labels", None)
         outputs = self.decoder(
             input_ids,
             attention_mask=attention_mask,
@@ -170,14 +169,15 @@ class RegardDecoderForCausalLM(RegardDecoderPreTrainedModel, GenerationMixin):
             return_dict=True,
             **kwargs,
         )
-        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept])
         loss: Any = None
         if labels is not None or shift_labels is not None:
             loss = causal_lm_loss(logits, labels, num_items_in_batch, shift_labels)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            cache=outputs.cache,
+            **named_cache(getattr(outputs, CACHE)),
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )

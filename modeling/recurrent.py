@@ -6,36 +6,31 @@ Dimension letters: B batch, S source length, T target length, E width of embeddi
 encoder's states (two directions), A width of the alignment, V vocabulary.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from transformers import Cache, GenerationMixin, initialization
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    BaseModelOutputWithPastAndCrossAttentions,
-)
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
-from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 
 from ..configuration.recurrent import RegardRecurrentConfig
 from .attention import attend, make_alignment
 from .base import RegardPreTrainedModel, check_ids, check_source, one_of
+from .compat import CACHE, named_cache, takes_cache
 from .seq2seq import ConditionalGeneration, EncoderDecoderModel
-
-# One recurrent layer's state: (hidden,) of a GRU, (hidden, cell) of an LSTM, each (B, E).
-State = tuple[Tensor, ...]
 
 
 class RecurrentCache(Cache):
-    """What a recurrent decoder keeps between steps: its state, and what it projected of the source.
+    """What a recurrent decoder keeps between steps: its state, and what it made of the source.
 
     Attributes:
-        states: the state of each layer, None before the first step.
-        projected_keys: the encoder's states as the alignment takes them, (B, S, A).
+        state: see `RecurrentDecoderStep`; None before the first step.
+        source: see `RecurrentDecoderStep`; None before the first step.
         steps: number of target tokens read.
     """
 
@@ -45,8 +40,8 @@ class RecurrentCache(Cache):
 
     def reset(self) -> None:
         """Forgets everything."""
-        self.states: list[State] | None = None
-        self.projected_keys: Tensor | None = None
+        self.state: tuple[Tensor, ...] | None = None
+        self.source: Tensor | None = None
         self.steps = 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -62,11 +57,9 @@ class RecurrentCache(Cache):
         """Whether a compiled decoding step can use it."""
         return False
 
-    def _map(self, change: Any) -> None:
-        if self.states is not None:
-            self.states = [tuple(map(change, state)) for state in self.states]
-        if self.projected_keys is not None:
-            self.projected_keys = change(self.projected_keys)
+    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
+        if self.state is not None and self.source is not None:
+            self.state, self.source = tuple(map(change, self.state)), change(self.source)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Takes the rows that beam search goes on with."""
@@ -87,12 +80,11 @@ class RegardRecurrentPreTrainedModel(RegardPreTrainedModel):
     config_class = RegardRecurrentConfig
     config: RegardRecurrentConfig
     base_model_prefix = "model"
-    _no_split_modules = ["RecurrentDecoderCell"]
+    _no_split_modules = ["RecurrentEncoderLayer", "RecurrentDecoderStep"]
     # A state can't be taken back to an earlier token, as assisted generation would have it.
     _is_stateful = True
     # There is no kernel to choose from.
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = False
-    supports_gradient_checkpointing = False
     tokens: nn.Embedding
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -115,6 +107,24 @@ class RegardRecurrentPreTrainedModel(RegardPreTrainedModel):
         self.tokens = value  # type: ignore[assignment]
 
 
+class RecurrentEncoderLayer(GradientCheckpointingLayer):
+    """Reads its input in both directions: (B, S, input width) to (B, S, C)."""
+
+    def __init__(self, config: RegardRecurrentConfig, input_size: int) -> None:
+        super().__init__()
+        kind = {"gru": nn.GRU, "lstm": nn.LSTM}[config.rnn_type]
+        self.forward_rnn = kind(input_size, config.encoder_hidden_size, batch_first=True)
+        self.backward_rnn = kind(input_size, config.encoder_hidden_size, batch_first=True)
+
+    def forward(self, inputs: Tensor, *orders: Tensor) -> Tensor:
+        """Reads the inputs in two orders of their places, each (B, S, 1)."""
+        directions = []
+        for rnn, order in zip((self.forward_rnn, self.backward_rnn), orders, strict=True):
+            states, _ = rnn(inputs.gather(1, order.expand_as(inputs)))
+            directions.append(torch.zeros_like(states).scatter(1, order.expand_as(states), states))
+        return torch.cat(directions, dim=-1)  # (B, S, C)
+
+
 class RegardRecurrentEncoder(RegardRecurrentPreTrainedModel):
     """Reads the source in both directions: states of every token, zero on padding."""
 
@@ -124,15 +134,8 @@ class RegardRecurrentEncoder(RegardRecurrentPreTrainedModel):
         super().__init__(config)
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        layers = config.num_hidden_layers
-        self.rnn = {"gru": nn.GRU, "lstm": nn.LSTM}[config.rnn_type](
-            config.hidden_size,
-            config.encoder_hidden_size,
-            layers,
-            batch_first=True,
-            bidirectional=True,
-            dropout=config.hidden_dropout_prob if layers > 1 else 0.0,
-        )
+        sizes = [config.hidden_size] + [2 * (config.encoder_hidden_size or 0)] * (config.num_hidden_layers - 1)
+        self.layers = nn.ModuleList(RecurrentEncoderLayer(config, size) for size in sizes)
         self.post_init()
 
     @merge_with_config_defaults
@@ -149,27 +152,25 @@ class RegardRecurrentEncoder(RegardRecurrentPreTrainedModel):
         check_ids("input_ids", input_ids, self.tokens.num_embeddings, "vocab_size")
         check_source(given.shape[1], attention_mask)
         embedded = self.dropout(self.tokens(input_ids) if inputs_embeds is None else inputs_embeds)
-        states = self._run(embedded, attention_mask)
-        hidden = (embedded, states) if _asked(self, kwargs, "output_hidden_states") else None
-        return BaseModelOutput(last_hidden_state=states, hidden_states=hidden)
-
-    def _run(self, embedded: Tensor, attention_mask: Tensor | None) -> Tensor:
-        if attention_mask is None:
-            return self.rnn(embedded)[0]  # (B, S, C)
-        # Packing leaves padding out of both directions. It wants each row's tokens in front.
-        mask = attention_mask.bool()
-        order = (~mask).int().argsort(dim=1, stable=True).unsqueeze(-1)  # (B, S, 1)
-        in_front = embedded.gather(1, order.expand_as(embedded))
-        packed = pack_padded_sequence(in_front, mask.sum(dim=1).cpu(), batch_first=True, enforce_sorted=False)
-        states, _ = pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=mask.shape[1])
-        return torch.zeros_like(states).scatter(1, order.expand_as(states), states)  # (B, S, C)
+        places = torch.arange(given.shape[1], device=given.device).expand(given.shape[:2])
+        mask = torch.ones_like(places) if attention_mask is None else attention_mask
+        # Each direction reads a row's padding last, so that no token's state comes after it.
+        orders = [
+            torch.where(mask.bool(), keys, given.shape[1]).argsort(dim=1).unsqueeze(-1) for keys in (places, -places)
+        ]  # two (B, S, 1)
+        hidden_states = [embedded]
+        for number, layer in enumerate(self.layers):
+            inputs = self.dropout(hidden_states[-1]) if number else embedded
+            hidden_states.append(layer(inputs, *orders).masked_fill(~mask.bool().unsqueeze(-1), 0.0))
+        shown = tuple(hidden_states) if _asked(self, kwargs, "output_hidden_states") else None
+        return BaseModelOutput(last_hidden_state=hidden_states[-1], hidden_states=shown)
 
 
 def _asked(model: RegardPreTrainedModel, kwargs: Any, name: str) -> bool:
     return bool(kwargs.get(name, getattr(model.config, name)))
 
 
-def summarize(states: Tensor, mask: Tensor | None) -> Tensor:
+def end_states(states: Tensor, mask: Tensor | None) -> Tensor:
     """The source in one vector: the forward state of its last token, the backward state of its first: (B, C)."""
     forward, backward = states.chunk(2, dim=-1)
     if mask is None:
@@ -181,50 +182,90 @@ def summarize(states: Tensor, mask: Tensor | None) -> Tensor:
     return torch.cat([forward[rows, last], backward[rows, first]], dim=-1)
 
 
-class RecurrentDecoderCell(nn.Module):
-    """One step of all layers of the decoder."""
+class RecurrentDecoderStep(GradientCheckpointingLayer):
+    """One step of the decoder: its last state asks the source, and the answer goes into the next state.
+
+    Between steps go the `state`, of each layer the hidden state (B, E), followed in an LSTM by each layer's cell; and
+    the `source` as the step needs it, the projected keys (B, S, A), or without an alignment the one vector (B, C).
+
+    Args:
+        config: gives the widths, the number of layers and the kinds of cell and alignment.
+        context_size: width of what is attended to.
+    """
 
     def __init__(self, config: RegardRecurrentConfig, context_size: int) -> None:
         super().__init__()
         width, kind = config.hidden_size, {"gru": nn.GRUCell, "lstm": nn.LSTMCell}[config.rnn_type]
-        inputs = [width + context_size] + [width] * (config.num_hidden_layers - 1)
-        self.layers = nn.ModuleList(kind(size, width) for size in inputs)
+        fixed = config.alignment == "none"
+        self.alignment = None if fixed else make_alignment(config.alignment, width, context_size)
+        sizes = [width + context_size] + [width] * (config.num_hidden_layers - 1)
+        self.cells = nn.ModuleList(kind(size, width) for size in sizes)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.is_lstm = config.rnn_type == "lstm"
 
-    def forward(self, inputs: Tensor, states: list[State]) -> list[State]:
-        """Inputs (B, E + C) and each layer's state give each layer's next state."""
-        after: list[State] = []
-        for number, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
+    def begin(self, hidden: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The first state, from each layer's hidden state (B, E)."""
+        return (*hidden, *(torch.zeros_like(each) for each in hidden)) if self.is_lstm else hidden
+
+    def forward(  # type: ignore[override]
+        self, embedded: Tensor, memory: Tensor, source: Tensor, mask: Tensor | None, *state: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Reads a token (B, E), attending to a memory (B, S, C) under a mask (B, 1, S).
+
+        Returns:
+            The context vector (B, C), the weights behind it (B, 1, S), None without an alignment, and the next state.
+        """
+        layers = len(self.cells)
+        context, weights = source, None
+        if self.alignment is not None:
+            attended, weights = attend(self.alignment, state[layers - 1].unsqueeze(1), source, memory, mask)
+            context = attended.squeeze(1)
+        inputs = torch.cat([embedded, context], dim=-1)
+        after: list[tuple[Tensor, ...]] = []
+        for number, cell in enumerate(self.cells):
             if number:
                 inputs = self.dropout(after[-1][0])
-            after.append(tuple(layer(inputs, state)) if self.is_lstm else (layer(inputs, state[0]),))
-        return after
+            before = state[number::layers]
+            after.append(cell(inputs, before) if self.is_lstm else (cell(inputs, *before),))
+        return context, weights, *(part for parts in zip(*after, strict=True) for part in parts)
 
 
 class RegardRecurrentDecoder(RegardRecurrentPreTrainedModel):
-    """Writes the target step by step: its last state asks the source, and the answer goes into the next state."""
+    """Writes the target step by step on what an encoder gave.
 
-    def __init__(self, config: RegardRecurrentConfig) -> None:
+    Args:
+        config: see `RegardRecurrentConfig`.
+        context_size: width of what is attended to; that of the recurrent encoder's states if None.
+        summarize: the source in one vector (B, C), given what is attended to (B, S, C) and its mask (B, S): what the
+            first state is made of, and without an alignment the fixed context vector.
+    """
+
+    def __init__(
+        self,
+        config: RegardRecurrentConfig,
+        context_size: int | None = None,
+        summarize: Callable[[Tensor, Tensor | None], Tensor] = end_states,
+    ) -> None:
         super().__init__(config)
-        width, context_size = config.hidden_size, 2 * (config.encoder_hidden_size or 0)
+        width = config.hidden_size
+        context_size = context_size or 2 * (config.encoder_hidden_size or 0)
+        self.summarize = summarize
         self.tokens = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        fixed = config.alignment == "none"
-        self.alignment = None if fixed else make_alignment(config.alignment, width, context_size)
         self.first_state = nn.Linear(context_size, config.num_hidden_layers * width)
-        self.cell = RecurrentDecoderCell(config, context_size)
+        self.step = RecurrentDecoderStep(config, context_size)
         self.readout = nn.Linear(2 * width + context_size, width)
         self.post_init()
 
-    def _begin(self, memory: Tensor, mask: Tensor | None) -> list[State]:
-        first = torch.tanh(self.first_state(summarize(memory, mask)))
-        hidden = first.chunk(self.config.num_hidden_layers, dim=-1)  # one (B, E) for each layer
-        return [(each, torch.zeros_like(each)) if self.cell.is_lstm else (each,) for each in hidden]
+    def _begin(self, memory: Tensor, mask: Tensor | None, cache: RecurrentCache) -> None:
+        summary, alignment = self.summarize(memory, mask), self.step.alignment
+        hidden = torch.tanh(self.first_state(summary)).chunk(self.config.num_hidden_layers, dim=-1)
+        cache.state = self.step.begin(hidden)
+        cache.source = summary if alignment is None else alignment.project_keys(memory)
 
     @merge_with_config_defaults
     @can_return_tuple
-    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
+    @takes_cache
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -236,52 +277,43 @@ class RegardRecurrentDecoder(RegardRecurrentPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Decodes target ids (B, T) on encoder states (B, S, C); see `EncoderDecoderModel.forward`."""
+        """Decodes target ids (B, T) on encoder states (B, S, C); see `EncoderDecoderModel.forward`.
+
+        The hidden states are the embeddings and each layer's; the last hidden state is what the output layer reads,
+        made of the last layer's, the context vector and the embedding.
+        """
         one_of(input_ids, inputs_embeds, "decoder_")
         check_ids("decoder_input_ids", input_ids, self.tokens.num_embeddings, "vocab_size")
+        if not isinstance(cache, RecurrentCache | None):
+            raise ValueError(f"`cache` is a {type(cache).__name__}, but a recurrent decoder takes a RecurrentCache")
         embedded = self.dropout(self.tokens(input_ids) if inputs_embeds is None else inputs_embeds)  # (B, T, E)
         memory = encoder_hidden_states
         assert memory is not None
         mask = None if encoder_attention_mask is None else encoder_attention_mask.bool()
-        if use_cache and cache is None:
-            cache = RecurrentCache()
-        kept = cache if isinstance(cache, RecurrentCache) else RecurrentCache()
-        states = self._begin(memory, mask) if kept.states is None else kept.states
-        look = self._looker(memory, mask, kept)
-
-        outputs, contexts, weights = [], [], []
-        for step in range(embedded.shape[1]):
-            context, seen = look(states[-1][0])  # (B, C), (B, 1, S)
-            states = self.cell(torch.cat([embedded[:, step], context], dim=-1), states)
-            outputs.append(states[-1][0])
-            contexts.append(context)
-            weights.append(seen)
-        hidden = torch.stack(outputs, dim=1)  # (B, T, E)
-        read = torch.cat([hidden, torch.stack(contexts, dim=1), embedded], dim=-1)
-        kept.states, kept.steps = states, kept.steps + embedded.shape[1]
-        attended = self.alignment is not None and _asked(self, kwargs, "output_attentions")
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.dropout(torch.tanh(self.readout(read))),
-            cache=cache if use_cache else None,
-            hidden_states=(embedded, hidden) if _asked(self, kwargs, "output_hidden_states") else None,
-            cross_attentions=(torch.stack(weights, dim=2),) if attended else None,  # (B, 1, T, S)
-        )
-
-    def _looker(self, memory: Tensor, mask: Tensor | None, kept: RecurrentCache) -> Any:
-        """What gives a context vector (B, C), and the weights behind it (B, 1, S), for a state (B, E)."""
-        if self.alignment is None:
-            fixed = summarize(memory, mask)
-            return lambda state: (fixed, None)
-        if kept.projected_keys is None:
-            kept.projected_keys = self.alignment.project_keys(memory)
-        alignment, keys = self.alignment, kept.projected_keys
+        kept = RecurrentCache() if cache is None else cache
+        if kept.state is None:
+            self._begin(memory, mask, kept)
+        state, source = kept.state, kept.source
+        assert state is not None
         seen = None if mask is None else mask.unsqueeze(1)  # (B, 1, S)
 
-        def look(state: Tensor) -> tuple[Tensor, Tensor]:
-            context, weights = attend(alignment, state.unsqueeze(1), keys, memory, seen)
-            return context.squeeze(1), weights
-
-        return look
+        contexts, weights, states = [], [], []
+        # Taken apart at once: a slice for each step would have a gradient as large as the whole for each step.
+        for token in embedded.unbind(dim=1):
+            context, attended, *state = self.step(token, memory, source, seen, *state)
+            contexts.append(context)
+            weights.append(attended)
+            states.append(state[: self.config.num_hidden_layers])
+        hidden = [torch.stack(layer, dim=1) for layer in zip(*states, strict=True)]  # each (B, T, E)
+        read = torch.cat([hidden[-1], torch.stack(contexts, dim=1), embedded], dim=-1)
+        kept.state, kept.steps = tuple(state), kept.steps + embedded.shape[1]
+        shown = self.step.alignment is not None and _asked(self, kwargs, "output_attentions")
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=self.dropout(torch.tanh(self.readout(read))),
+            **named_cache(kept if use_cache else None),
+            hidden_states=(embedded, *hidden) if _asked(self, kwargs, "output_hidden_states") else None,
+            cross_attentions=(torch.stack(weights, dim=2),) if shown else None,  # (B, 1, T, S)
+        )
 
 
 class RegardRecurrentModel(EncoderDecoderModel, RegardRecurrentPreTrainedModel):
@@ -310,5 +342,5 @@ class RegardRecurrentForConditionalGeneration(ConditionalGeneration, RegardRecur
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any
     ) -> None:
-        if model_kwargs.get("cache") is None and generation_config.use_cache is not False:
-            model_kwargs["cache"] = RecurrentCache()
+        if model_kwargs.get(CACHE) is None and generation_config.use_cache is not False:
+            model_kwargs[CACHE] = RecurrentCache()

@@ -3,18 +3,29 @@
 Dimension letters: B batch, S source length, T target length, E width of the model, V vocabulary.
 """
 
+from typing import Any
+
 from torch import Tensor, nn
 from transformers import Cache
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
-from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import can_return_tuple
 
 from .base import RegardPreTrainedModel, cross_entropy, shift_right
+from .compat import CACHE, named_cache, takes_cache
 
 
-class EncoderDecoderModel(RegardPreTrainedModel):
+class SharedVocabulary(RegardPreTrainedModel):
+    """A model whose source and target have one vocabulary, which grows and shrinks for both, tied or not."""
+
+    def _resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
+        if not self.config.tie_word_embeddings:
+            self.get_decoder()._resize_token_embeddings(*args, **kwargs)
+        return super()._resize_token_embeddings(*args, **kwargs)
+
+
+class EncoderDecoderModel(SharedVocabulary):
     """An `encoder` and a `decoder`, without the output layer: hidden states of every target token."""
 
     encoder: RegardPreTrainedModel
@@ -31,7 +42,7 @@ class EncoderDecoderModel(RegardPreTrainedModel):
             self.decoder.set_input_embeddings(value)
 
     @can_return_tuple
-    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
+    @takes_cache
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -82,7 +93,7 @@ class EncoderDecoderModel(RegardPreTrainedModel):
         )
         return Seq2SeqModelOutput(
             last_hidden_state=decoded.last_hidden_state,
-            cache=decoded.cache,
+            **named_cache(getattr(decoded, CACHE)),
             decoder_hidden_states=decoded.hidden_states,
             decoder_attentions=decoded.attentions,
             cross_attentions=decoded.cross_attentions,
@@ -92,7 +103,7 @@ class EncoderDecoderModel(RegardPreTrainedModel):
         )
 
 
-class ConditionalGeneration(RegardPreTrainedModel):
+class ConditionalGeneration(SharedVocabulary):
     """A `model` of encoder and decoder with an output layer `lm_head`: each target token predicts the next."""
 
     model: EncoderDecoderModel
@@ -111,7 +122,7 @@ class ConditionalGeneration(RegardPreTrainedModel):
         return shift_right(labels, self.config.decoder_start_token_id, self.config.pad_token_id)
 
     @can_return_tuple
-    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
+    @takes_cache
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -171,7 +182,7 @@ class ConditionalGeneration(RegardPreTrainedModel):
         return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
-            cache=outputs.cache,
+            **named_cache(getattr(outputs, CACHE)),
             decoder_hidden_states=outputs.decoder_hidden_states,
             decoder_attentions=outputs.decoder_attentions,
             cross_attentions=outputs.cross_attentions,

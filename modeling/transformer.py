@@ -14,7 +14,6 @@ from transformers.modeling_outputs import (
 )
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
-from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -24,11 +23,13 @@ from .base import (
     RegardPreTrainedModel,
     check_ids,
     check_length,
+    check_positions,
     check_source,
     one_of,
     show_weights,
 )
 from .block import TransformerBlock, TransformerStack
+from .compat import named_cache, takes_cache
 from .embeddings import TextEmbeddings
 from .positions import position_ids_for
 from .seq2seq import ConditionalGeneration, EncoderDecoderModel
@@ -116,7 +117,7 @@ class RegardTransformerDecoder(RegardTransformerPreTrainedModel):
     @merge_with_config_defaults
     @capture_outputs
     @show_weights
-    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
+    @takes_cache
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -143,7 +144,7 @@ class RegardTransformerDecoder(RegardTransformerPreTrainedModel):
             config=config,
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
-            cache=cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache,
+            **named_cache(cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache),
         )
         memory_mask = create_bidirectional_mask(
             config=config,
@@ -151,12 +152,14 @@ class RegardTransformerDecoder(RegardTransformerPreTrainedModel):
             attention_mask=encoder_attention_mask,
             encoder_hidden_states=encoder_hidden_states,
         )
-        embedded = self.embeddings(inputs_embeds, position_ids_for(attention_mask, length, past, given.device))
+        position_ids = position_ids_for(attention_mask, length, past, given.device)
+        check_positions(position_ids, config.max_position_embeddings)
+        embedded = self.embeddings(inputs_embeds, position_ids)
         hidden_states = self.stack(
             embedded, mask, memory=encoder_hidden_states, memory_mask=memory_mask, cache=cache, **kwargs
         )
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=hidden_states, cache=cache if use_cache else None
+            last_hidden_state=hidden_states, **named_cache(cache if use_cache else None)
         )
 
 

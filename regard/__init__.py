@@ -17,6 +17,10 @@ if not (Path(__file__).parent / "modeling").is_dir():
     __path__.append(str(Path(__file__).parents[1]))
 
 from .configuration.bert import RegardBertConfig
+from .configuration.captioner import RegardCaptionerConfig
+from .configuration.decoder import RegardDecoderConfig
+from .configuration.recurrent import RegardRecurrentConfig
+from .configuration.transformer import RegardTransformerConfig
 from .modeling.bert import (
     RegardBertForMaskedLM,
     RegardBertForNextSentencePrediction,
@@ -29,12 +33,23 @@ from .modeling.bert_tasks import (
     RegardBertForSequenceClassification,
     RegardBertForTokenClassification,
 )
+from .modeling.captioner import RegardCaptionerForConditionalGeneration, spatial_maps
+from .modeling.decoder import RegardDecoderForCausalLM, RegardDecoderModel
+from .modeling.recurrent import RegardRecurrentForConditionalGeneration, RegardRecurrentModel
+from .modeling.transformer import RegardTransformerForConditionalGeneration, RegardTransformerModel
 from .registration import register_families
+from .tokenization.processor import RegardCaptionerProcessor, make_captioner_processor
 
 register_families()
 
 # What training needs is imported when it is first asked for: loading a model does not need it.
-_LAZY = {"fill_masks": ".fill", "train_bert": ".train"}
+_TRAINING = ("train_model", "train_bert", "train_captioner", "train_decoder", "train_recurrent", "train_transformer")
+_LAZY = {
+    "evaluate_model": ".training.evaluation",
+    "fill_masks": ".fill",
+    "generate_text": ".generate",
+    **dict.fromkeys(_TRAINING, ".train"),
+}
 
 __all__ = [
     "RegardBertConfig",
@@ -46,8 +61,29 @@ __all__ = [
     "RegardBertForSequenceClassification",
     "RegardBertForTokenClassification",
     "RegardBertModel",
+    "RegardCaptionerConfig",
+    "RegardCaptionerForConditionalGeneration",
+    "RegardCaptionerProcessor",
+    "RegardDecoderConfig",
+    "RegardDecoderForCausalLM",
+    "RegardDecoderModel",
+    "RegardRecurrentConfig",
+    "RegardRecurrentForConditionalGeneration",
+    "RegardRecurrentModel",
+    "RegardTransformerConfig",
+    "RegardTransformerForConditionalGeneration",
+    "RegardTransformerModel",
+    "evaluate_model",
     "fill_masks",
+    "generate_text",
+    "make_captioner_processor",
+    "spatial_maps",
     "train_bert",
+    "train_captioner",
+    "train_decoder",
+    "train_model",
+    "train_recurrent",
+    "train_transformer",
 ]
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import transformers
 
 from .configuration.bert import RegardBertConfig
-from .modeling import bert, bert_tasks
+from .configuration.captioner import RegardCaptionerConfig
+from .configuration.decoder import RegardDecoderConfig
+from .configuration.recurrent import RegardRecurrentConfig
+from .configuration.transformer import RegardTransformerConfig
+from .modeling import bert, bert_tasks, captioner, decoder, recurrent, transformer
+from .tokenization.processor import RegardCaptionerProcessor
 
 # Each family's classes by Auto class, and the stock tokenizer classes that `AutoTokenizer` takes for a family.
 FAMILIES: dict = {
@@ -19,8 +24,24 @@ FAMILIES: dict = {
         "AutoModelForQuestionAnswering": bert_tasks.RegardBertForQuestionAnswering,
         "AutoModelForMultipleChoice": bert_tasks.RegardBertForMultipleChoice,
     },
+    RegardDecoderConfig: {
+        "AutoModel": decoder.RegardDecoderModel,
+        "AutoModelForCausalLM": decoder.RegardDecoderForCausalLM,
+    },
+    RegardTransformerConfig: {
+        "AutoModel": transformer.RegardTransformerModel,
+        "AutoModelForSeq2SeqLM": transformer.RegardTransformerForConditionalGeneration,
+    },
+    RegardRecurrentConfig: {
+        "AutoModel": recurrent.RegardRecurrentModel,
+        "AutoModelForSeq2SeqLM": recurrent.RegardRecurrentForConditionalGeneration,
+    },
+    RegardCaptionerConfig: {
+        "AutoModelForImageTextToText": captioner.RegardCaptionerForConditionalGeneration,
+    },
 }
 TOKENIZERS = {RegardBertConfig: transformers.BertTokenizer}
+PROCESSORS = {RegardCaptionerConfig: RegardCaptionerProcessor}
 
 
 def register_families() -> None:
@@ -35,3 +56,5 @@ def register_families() -> None:
             getattr(transformers, auto_class).register(config_class, model_class)
     for config_class, tokenizer_class in TOKENIZERS.items():
         transformers.AutoTokenizer.register(config_class, tokenizer_class)
+    for config_class, processor_class in PROCESSORS.items():
+        transformers.AutoProcessor.register(config_class, processor_class)

@@ -1,9 +1,11 @@
 """Tiny models of every registered family, and a batch for each: what the tests of models run on.
 
 A test that asks for `model_class` runs once for each registered class, one that asks for `head_class` once for each of
-those that take labels. So a new family needs only an entry in `TINY`.
+those that take labels, and one that asks for `kernel` too runs once for each kernel that the class has. So a new
+family needs only an entry in `TINY`. A module that is about one family names it in `MODEL_TYPES`.
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,9 +13,11 @@ import pytest
 import torch
 import transformers
 
+from regard.modeling.base import shift_right
 from regard.registration import FAMILIES
 
 LENGTHS = (11, 7, 4)
+TARGET_LENGTHS = (6, 9, 3)
 PAD, UNK, CLS, SEP, MASK = range(5)
 
 
@@ -70,6 +74,107 @@ def bert_fields(model_class: type) -> dict:
     }
 
 
+def padded_ids(lengths: tuple[int, ...], vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random ids, padded on the right, and their mask."""
+    real = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
+    return torch.randint(MASK + 1, vocab_size, real.shape).masked_fill(~real, PAD), real.long()
+
+
+def decoder_fields(model_class: type) -> dict:
+    return {
+        "vocab_size": 39,
+        "hidden_size": 21,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 26,
+        "max_position_embeddings": 14,
+        "layer_norm_eps": 1e-3,
+    }
+
+
+def decoder_inputs(model_class: type) -> dict[str, torch.Tensor]:
+    ids, mask = padded_ids(LENGTHS, 39)
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def decoder_labels(model_class: type) -> dict[str, torch.Tensor]:
+    ids, mask = padded_ids(LENGTHS, 39)
+    return {"labels": ids.masked_fill(mask == 0, -100)} if model_class.can_generate() else {}
+
+
+def transformer_fields(model_class: type) -> dict:
+    return {
+        "vocab_size": 41,
+        "hidden_size": 18,
+        "num_hidden_layers": 2,
+        "num_decoder_layers": 3,
+        "num_attention_heads": 3,
+        "intermediate_size": 23,
+        "max_position_embeddings": 13,
+        "layer_norm_eps": 1e-3,
+    }
+
+
+def recurrent_fields(model_class: type) -> dict:
+    return {"vocab_size": 43, "hidden_size": 16, "encoder_hidden_size": 5, "num_hidden_layers": 2}
+
+
+def seq2seq_batch(vocab_size: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Source and target rows of unequal lengths, and the labels of the target."""
+    ids, mask = padded_ids(LENGTHS, vocab_size)
+    targets, target_mask = padded_ids(TARGET_LENGTHS, vocab_size)
+    labels = targets.masked_fill(target_mask == 0, -100)
+    inputs = {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "decoder_input_ids": shift_right(labels, UNK, PAD),
+        "decoder_attention_mask": target_mask,
+    }
+    return inputs, labels
+
+
+def seq2seq_family(fields: Callable[[type], dict]) -> "TinyFamily":
+    def labels(model_class: type) -> dict[str, torch.Tensor]:
+        return {"labels": seq2seq_batch(vocab_size)[1]} if model_class.can_generate() else {}
+
+    vocab_size = fields(object)["vocab_size"]
+    return TinyFamily(fields, lambda model_class: seq2seq_batch(vocab_size)[0], labels)
+
+
+def captioner_fields(model_class: type) -> dict:
+    # Without batch normalisation, which makes of parts of a batch something else than of the whole.
+    backbone = {
+        "model_type": "pvt_v2",
+        "num_encoder_blocks": 2,
+        "depths": [1, 1],
+        "hidden_sizes": [6, 10],
+        "num_attention_heads": [1, 2],
+        "mlp_ratios": [2, 2],
+        "sr_ratios": [2, 1],
+        "qkv_bias": False,
+        "patch_sizes": [7, 3],
+        "strides": [4, 2],
+        "out_features": ["stage2"],
+        "initializer_range": 0.3,
+    }
+    return {
+        "backbone_config": backbone,
+        "vocab_size": 37,
+        "hidden_size": 14,
+        "num_hidden_layers": 2,
+    }
+
+
+def captioner_inputs(model_class: type) -> dict[str, torch.Tensor]:
+    inputs, _ = seq2seq_batch(37)
+    target = {name: value for name, value in inputs.items() if name.startswith("decoder_")}
+    return {"pixel_values": torch.randn(3, 3, 40, 24), **target}
+
+
+def captioner_labels(model_class: type) -> dict[str, torch.Tensor]:
+    return {"labels": seq2seq_batch(37)[1]}
+
+
 @dataclass
 class TinyFamily:
     """Each a function of the model class: configuration fields, a padded batch, its labels (none without a head)."""
@@ -79,7 +184,13 @@ class TinyFamily:
     labels: Callable[[type], dict[str, torch.Tensor]]
 
 
-TINY = {"regard_bert": TinyFamily(bert_fields, bert_inputs, bert_labels)}
+TINY = {
+    "regard_bert": TinyFamily(bert_fields, bert_inputs, bert_labels),
+    "regard_decoder": TinyFamily(decoder_fields, decoder_inputs, decoder_labels),
+    "regard_transformer": seq2seq_family(transformer_fields),
+    "regard_recurrent": seq2seq_family(recurrent_fields),
+    "regard_captioner": TinyFamily(captioner_fields, captioner_inputs, captioner_labels),
+}
 
 CLASSES = {
     model_class: (config_class, auto_class)
@@ -92,11 +203,23 @@ def family_of(model_class: type) -> TinyFamily:
     return TINY[CLASSES[model_class][0].model_type]
 
 
+def kernels_of(model_class: type) -> list[str]:
+    return ["eager", "sdpa"] if model_class._supports_sdpa else ["eager"]
+
+
 def pytest_generate_tests(metafunc):
-    heads = [model_class for model_class in CLASSES if family_of(model_class).labels(model_class)]
-    for name, classes in (("model_class", list(CLASSES)), ("head_class", heads)):
-        if name in metafunc.fixturenames:
-            metafunc.parametrize(name, classes, ids=lambda model_class: model_class.__name__)
+    model_types = getattr(metafunc.module, "MODEL_TYPES", TINY)
+    classes = [model_class for model_class, (config, _) in CLASSES.items() if config.model_type in model_types]
+    heads = [model_class for model_class in classes if family_of(model_class).labels(model_class)]
+    for name, chosen in (("model_class", classes), ("head_class", heads)):
+        if name not in metafunc.fixturenames:
+            continue
+        marks = [mark for mark in metafunc.definition.iter_markers("parametrize") if mark.args[0] == "kernel"]
+        if "kernel" in metafunc.fixturenames and not marks:
+            pairs = [(model_class, kernel) for model_class in chosen for kernel in kernels_of(model_class)]
+            metafunc.parametrize((name, "kernel"), pairs, ids=lambda value: getattr(value, "__name__", value))
+        else:
+            metafunc.parametrize(name, chosen, ids=lambda model_class: model_class.__name__)
 
 
 @pytest.fixture
@@ -128,9 +251,12 @@ def randomize():
 def make_model(tiny_fields, randomize):
     """A tiny model with random weights, in evaluation mode."""
 
-    def make(model_class, kernel="sdpa", **fields):
+    def make(model_class, kernel="default", dropout=None, **fields):
         config_class = CLASSES[model_class][0]
-        config = config_class(**(tiny_fields(model_class) | fields), attn_implementation=kernel)
+        names = [field.name for field in dataclasses.fields(config_class) if field.name.endswith("_dropout_prob")]
+        dropouts = {} if dropout is None else dict.fromkeys(names, dropout)
+        kernel = kernels_of(model_class)[-1] if kernel == "default" else kernel
+        config = config_class(**(tiny_fields(model_class) | dropouts | fields), attn_implementation=kernel)
         return randomize(model_class(config)).eval()
 
     return make

@@ -17,6 +17,8 @@ from regard import (
     RegardBertModel,
 )
 
+MODEL_TYPES = ["regard_bert"]
+
 every_kernel = pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 with_prediction_head = pytest.mark.parametrize("our_class", [RegardBertForMaskedLM, RegardBertForPreTraining])
 tied_and_untied = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])

@@ -1,114 +1,181 @@
 """What every registered class returns besides its result, and vocabularies that grow and shrink."""
 
+import itertools
+
 import pytest
 import torch
 
 
-def choices(inputs) -> int:
-    """How many sequences the encoder sees."""
-    return inputs["input_ids"].shape[:-1].numel()
+def maps_of(model, inputs) -> dict[str, tuple[int, int, torch.Tensor, torch.Tensor, bool]]:
+    """For each output of attention weights: layers, heads, masks (B, L) of queries and of keys, causal or not."""
+    config = model.config
+    if not config.is_encoder_decoder:
+        mask, is_causal = inputs["attention_mask"].flatten(end_dim=-2), config.model_type == "regard_decoder"
+        return {"attentions": (config.num_hidden_layers, config.num_attention_heads, mask, mask, is_causal)}
+    target = inputs["decoder_attention_mask"]
+    if "attention_mask" in inputs:
+        source = inputs["attention_mask"]
+    else:
+        # Every place of an image.
+        source = torch.ones(model(**inputs).encoder_last_hidden_state.shape[:2])
+    if getattr(config, "decoder_type", config.model_type).endswith("recurrent"):
+        # An alignment has one head, and only one layer asks.
+        return {"cross_attentions": (1, 1, target, source, False)}
+    heads = config.num_attention_heads
+    return {
+        "encoder_attentions": (config.num_hidden_layers, heads, source, source, False),
+        "decoder_attentions": (config.num_decoder_layers, heads, target, target, True),
+        "cross_attentions": (config.num_decoder_layers, heads, target, source, False),
+    }
+
+
+def flat(values) -> list[torch.Tensor]:
+    if isinstance(values, torch.Tensor):
+        return [values]
+    return [tensor for value in values for tensor in flat(value)] if isinstance(values, tuple) else []
 
 
 def test_the_default_kernel_shows_its_weights_when_asked(model_class, make_model, make_inputs):
     model, inputs = make_model(model_class), make_inputs(model_class)
-    assert model.config._attn_implementation == "sdpa"
+    kernel = "sdpa" if model_class._supports_sdpa else "eager"
+    assert model.config._attn_implementation == kernel
     plain = model(**inputs)
-    assert plain.get("attentions") is None
+    maps = maps_of(model, inputs)
+    assert all(plain.get(name) is None for name in maps)
     shown = model(**inputs, output_attentions=True)
-    assert model.config._attn_implementation == "sdpa"
+    assert model.config._attn_implementation == kernel
     torch.testing.assert_close(shown[0], plain[0], atol=1e-5, rtol=0)
 
-    config, length = model.config, inputs["input_ids"].shape[-1]
-    assert len(shown.attentions) == config.num_hidden_layers
-    hidden = inputs["attention_mask"].reshape(-1, 1, 1, length).expand(-1, config.num_attention_heads, length, -1) == 0
-    for weights in shown.attentions:
-        assert weights.shape == (choices(inputs), config.num_attention_heads, length, length)
-        torch.testing.assert_close(weights.sum(dim=-1), torch.ones(weights.shape[:-1]))
-        assert (weights[hidden] == 0).all()
-        assert (weights[~hidden] > 0).all()
-    assert not torch.allclose(shown.attentions[0], shown.attentions[1])
+    assert {name for name in shown if name.endswith("attentions")} == maps.keys()
+    for name, (layers, heads, queries, keys, is_causal) in maps.items():
+        assert len(shown[name]) == layers
+        visible = keys[:, None, None, :].expand(-1, heads, queries.shape[1], -1) == 1
+        if is_causal:
+            visible = visible.tril()
+        # A row that sees nothing is all zeros: padding on the left does.
+        sums = visible.any(dim=-1).float()
+        for weights in shown[name]:
+            assert weights.shape == visible.shape
+            torch.testing.assert_close(weights.sum(dim=-1), sums)
+            assert (weights[~visible] == 0).all()
+            assert (weights[visible] > 0).all()
+        assert layers == 1 or not torch.allclose(shown[name][0], shown[name][1])
     # Afterwards as before.
-    assert model(**inputs).get("attentions") is None
+    assert all(model(**inputs).get(name) is None for name in maps)
 
 
 def test_the_kernel_is_put_back_after_an_error(model_class, make_model, make_inputs):
     model, inputs = make_model(model_class), make_inputs(model_class)
-    inputs["input_ids"][0] = 1000
+    kernel = model.config._attn_implementation
+    name = "decoder_input_ids" if model.config.is_encoder_decoder else "input_ids"
+    inputs[name][0] = 1000
     with pytest.raises(ValueError, match="1000"):
         model(**inputs, output_attentions=True)
-    assert model.config._attn_implementation == "sdpa"
+    assert model.config._attn_implementation == kernel
 
 
 def test_the_configuration_can_ask_for_weights_too(model_class, make_model, make_inputs):
     model, inputs = make_model(model_class, kernel=None, output_attentions=True), make_inputs(model_class)
-    assert model.config._attn_implementation == "sdpa"
-    actual, expected = model(**inputs).attentions, model(**inputs, output_attentions=True).attentions
-    assert len(actual) == model.config.num_hidden_layers
-    assert all(a.equal(e) for a, e in zip(actual, expected, strict=True))
-    assert model(**inputs, output_attentions=False).get("attentions") is None
-    assert model.config._attn_implementation == "sdpa"
+    kernel = "sdpa" if model_class._supports_sdpa else "eager"
+    assert model.config._attn_implementation == kernel
+    actual, expected = model(**inputs), model(**inputs, output_attentions=True)
+    for name, (layers, *_) in maps_of(model, inputs).items():
+        assert len(actual[name]) == layers
+        assert all(a.equal(e) for a, e in zip(actual[name], expected[name], strict=True))
+        assert model(**inputs, output_attentions=False).get(name) is None
+    assert model.config._attn_implementation == kernel
 
 
 def test_hidden_states_are_the_embeddings_and_each_block(model_class, make_model, make_inputs):
     model, inputs = make_model(model_class), make_inputs(model_class)
-    seen = []
-    for module in model.modules():
-        if type(module).__name__ == "TransformerBlock":
-            module.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-            module.register_forward_hook(lambda module, args, output: seen.append(output))
-    states = model(**inputs, output_hidden_states=True).hidden_states
-    assert len(states) == model.config.num_hidden_layers + 1
-    assert all(state.shape == (*seen[0].shape[:2], model.config.hidden_size) for state in states)
-    assert states[0].equal(seen[0])
-    assert all(state.equal(output) for state, output in zip(states[1:], seen[1::2], strict=True))
-    seen.clear()
+    config, base = model.config, model.base_model
+    parts = {"hidden_states": base}
+    if config.is_encoder_decoder:
+        parts = {"encoder_hidden_states": model.get_encoder(), "decoder_hidden_states": model.get_decoder()}
+        if model.main_input_name != "input_ids":
+            parts.pop("encoder_hidden_states")
+    seen, last = {name: [] for name in parts}, {}
+
+    def record(name: str, part: torch.nn.Module) -> None:
+        blocks = [module for module in part.modules() if type(module).__name__ == "TransformerBlock"]
+        for block in blocks[:1]:
+            block.register_forward_pre_hook(lambda module, args: seen[name].append(args[0]))
+        for block in blocks:
+            block.register_forward_hook(lambda module, args, output: seen[name].append(output))
+        part.register_forward_hook(lambda module, args, output: last.update({name: output.last_hidden_state}))
+
+    for name, part in parts.items():
+        record(name, part)
+    outputs = model(**inputs, output_hidden_states=True)
+    assert {name for name in outputs if name.endswith("hidden_states")} == parts.keys()
+    for name in parts:
+        states = outputs[name]
+        layers = config.num_hidden_layers
+        if name == "decoder_hidden_states":
+            layers = getattr(config, "num_decoder_layers", layers)
+        assert len(states) == layers + 1
+        mask = inputs["decoder_attention_mask" if name.startswith("decoder") else "attention_mask"].flatten(end_dim=-2)
+        assert all(state.shape[:2] == mask.shape for state in states)
+        assert not any(before.equal(after) for before, after in itertools.pairwise(states))
+        if seen[name]:
+            assert all(state.equal(output) for state, output in zip(states[:-1], seen[name][:-1], strict=True))
+            # What the norm after pre-LN blocks makes of the last.
+            assert states[-1].equal(last[name])
     model.config.output_hidden_states = True
-    assert len(model(**inputs).hidden_states) == len(states)
+    assert all(len(model(**inputs)[name]) == len(outputs[name]) for name in parts)
 
 
 def test_a_tuple_on_request(model_class, make_model, make_inputs):
     model, inputs = make_model(model_class), make_inputs(model_class, labels=True)
-    outputs, plain = model(**inputs), model(**inputs, return_dict=False)
-    assert type(plain) is tuple
-    assert all(a.equal(b) for a, b in zip(plain, outputs.to_tuple(), strict=True))
-    everything = model(**inputs, return_dict=False, output_hidden_states=True, output_attentions=True)
-    assert [len(part) for part in everything[-2:]] == [3, 2]
+    for asked in ({}, {"output_hidden_states": True, "output_attentions": True}):
+        outputs, plain = model(**inputs, **asked), model(**inputs, return_dict=False, **asked)
+        assert type(plain) is tuple
+        assert len(plain) == len(outputs.to_tuple())
+        assert all(a.equal(b) for a, b in zip(flat(plain), flat(outputs.to_tuple()), strict=True))
 
 
 def test_the_vocabulary_grows_and_shrinks(model_class, make_model, make_inputs, tmp_path):
     for tied in (True, False):
         model, inputs = make_model(model_class, tie_word_embeddings=tied), make_inputs(model_class)
-        head = model.get_output_embeddings()
-        old_rows = model.get_input_embeddings().weight.detach().clone()
-        old_head = None if head is None else (head.weight.detach().clone(), head.bias.detach().clone())
+        size, width = model.config.vocab_size, model.config.hidden_size
+        ids_names = [name for name in inputs if name.endswith("input_ids")]
         before = model(**inputs)[0]
-        assert (head is not None) == (before.shape[-1] == 40)
-        for size, kept in ((44, 40), (38, 38)):
-            model.resize_token_embeddings(size)
-            assert model.config.vocab_size == size
-            embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
-            assert embeddings.weight.shape == (size, 15)
-            assert embeddings.weight[:kept].equal(old_rows[:kept])
-            if head is not None:
-                assert (head.weight is embeddings.weight) == tied
-                assert head.weight[:kept].equal(old_head[0][:kept])
-                assert head.bias.shape == (size,)
-                assert head.bias[:kept].equal(old_head[1][:kept])
-            folder = tmp_path / f"{tied}-{size}"
+        assert (model.get_output_embeddings() is not None) == (before.shape[-1] == size)
+
+        def vocabularies(model) -> list[torch.nn.Module]:
+            both = model.config.is_encoder_decoder and model.main_input_name == "input_ids"
+            decoder = model.get_decoder().get_input_embeddings() if both else None
+            modules = (model.get_input_embeddings(), decoder, model.get_output_embeddings())
+            return [module for module in modules if module is not None]
+
+        old = [
+            {name: values.detach().clone() for name, values in module.named_parameters()}
+            for module in vocabularies(model)
+        ]
+        for new, kept in ((size + 4, size), (size - 2, size - 2)):
+            model.resize_token_embeddings(new)
+            assert model.config.vocab_size == new
+            assert model.get_input_embeddings().weight.shape == (new, width)
+            for module, rows in zip(vocabularies(model), old, strict=True):
+                for name, values in module.named_parameters():
+                    assert len(values) == new
+                    assert values[:kept].equal(rows[name][:kept])
+            assert len({id(module.weight) for module in vocabularies(model)}) == (1 if tied else len(old))
+            folder = tmp_path / f"{tied}-{new}"
             model.save_pretrained(folder)
             loaded, report = model_class.from_pretrained(folder, output_loading_info=True)
             assert not any(report.values())
 
-            inputs["input_ids"] = inputs["input_ids"].clamp(max=size - 1)
+            for name in ids_names:
+                inputs[name] = inputs[name].clamp(max=new - 1)
             after = model(**inputs)[0]
-            assert loaded(**inputs)[0].equal(after)
-            assert head is None or after.shape[-1] == size
-            if size == 44:
+            torch.testing.assert_close(loaded(**inputs)[0], after, atol=1e-6, rtol=1e-6)
+            assert model.get_output_embeddings() is None or after.shape[-1] == new
+            if new > size:
                 torch.testing.assert_close(after[..., : before.shape[-1]], before)
-            inputs["input_ids"][0].view(-1)[1] = size
-            with pytest.raises(ValueError, match=f"holds the id {size}, but"):
-                model(**inputs)
-            inputs["input_ids"][0].view(-1)[1] = size - 1
-            assert model(**inputs)[0].isfinite().all()
-        if head is None:
-            break
+            for name in ids_names:
+                inputs[name][0].view(-1)[1] = new
+                with pytest.raises(ValueError, match=f"`{name}` holds the id {new}, but"):
+                    model(**inputs)
+                inputs[name][0].view(-1)[1] = new - 1
+                assert model(**inputs)[0].isfinite().all()

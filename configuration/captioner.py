@@ -1,0 +1,122 @@
+"""The configuration of the image captioner."""
+
+# No `from __future__ import annotations` here: it turns types into strings, and `strict` does not check those.
+
+from dataclasses import fields
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.activations import ACT2FN
+from transformers.configuration_utils import SubConfigSpec
+
+from .base import NORM_POSITIONS, POSITION_TYPES, RegardConfig
+from .recurrent import ALIGNMENT_NAMES, RNN_TYPES, RegardRecurrentConfig
+from .transformer import RegardTransformerConfig
+
+DECODER_TYPES = ("recurrent", "transformer")
+
+# A ResNet small enough to be trained from scratch on small images; its grid is an eighth of the image each way.
+_DEFAULT_BACKBONE = {
+    "embedding_size": 32,
+    "hidden_sizes": [64, 128],
+    "depths": [1, 1],
+    "layer_type": "basic",
+    "out_features": ["stage2"],
+}
+
+
+@strict
+class RegardCaptionerConfig(RegardConfig):
+    """Configuration of `RegardCaptionerForConditionalGeneration`.
+
+    Xu et al. (2015), "Show, attend and tell", https://arxiv.org/abs/1502.03044
+
+    Args:
+        backbone_config: configuration of any `AutoBackbone`, as an object or a dictionary with a `model_type`; a small
+            ResNet if None. The model reads the last of the feature maps that it names.
+        freeze_backbone: whether the backbone is left as it is: no gradients, and always in evaluation mode.
+        decoder_type: "recurrent", with an alignment, or "transformer", with cross-attention.
+        vocab_size: number of tokens.
+        hidden_size: width of the decoder, and of the image features that it reads.
+        num_hidden_layers: layers of the decoder.
+        num_attention_heads: heads of a Transformer decoder.
+        intermediate_size: width of a Transformer decoder's feed-forward layers.
+        hidden_act: activation of a Transformer decoder's feed-forward layers.
+        rnn_type: of a recurrent decoder, "gru" or "lstm".
+        alignment: of a recurrent decoder; see `RegardRecurrentConfig`.
+        hidden_dropout_prob: dropout of the decoder.
+        attention_probs_dropout_prob: dropout of a Transformer decoder's attention weights.
+        max_position_embeddings: the longest caption, in tokens, of a Transformer decoder.
+        position_embedding_type: of a Transformer decoder, "learned" or "sinusoidal".
+        norm_position: of a Transformer decoder, "pre" or "post".
+        attention_regularization: weight of the doubly stochastic regulariser, which asks a recurrent decoder to look
+            at every place of the image in the course of a caption; 0 leaves it out.
+        label_smoothing: share of the probability that the loss spreads over the whole vocabulary.
+        initializer_range: standard deviation of the initial embeddings and linear weights.
+        layer_norm_eps: epsilon of the layer normalisations.
+        use_cache: whether generation keeps the decoder's state, or its keys and values.
+        pad_token_id: id of the padding token.
+        bos_token_id: id of the token that begins a caption.
+        eos_token_id: id of the token that ends a caption, or several.
+        decoder_start_token_id: id that the decoder begins with.
+        tie_word_embeddings: whether the output layer shares the token embeddings.
+
+    Raises:
+        ValueError: see `RegardConfig`.
+    """
+
+    model_type = "regard_captioner"
+    keys_to_ignore_at_inference = ["cache", "past_key_values"]
+    sub_configs_defaults: ClassVar[dict[str, Any]] = {
+        "backbone_config": SubConfigSpec(AutoConfig, model_type="resnet", init_kwargs=_DEFAULT_BACKBONE)
+    }
+
+    backbone_config: dict | PreTrainedConfig | None = None
+    freeze_backbone: bool = False
+    decoder_type: str = "recurrent"
+    vocab_size: int = 1024
+    hidden_size: int = 256
+    num_hidden_layers: int = 1
+    num_attention_heads: int = 4
+    intermediate_size: int = 1024
+    hidden_act: str = "relu"
+    rnn_type: str = "lstm"
+    alignment: str = "additive"
+    hidden_dropout_prob: float | int = 0.1
+    attention_probs_dropout_prob: float | int = 0.1
+    max_position_embeddings: int = 64
+    position_embedding_type: str = "sinusoidal"
+    norm_position: str = "pre"
+    attention_regularization: float | int = 1.0
+    label_smoothing: float | int = 0.0
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-5
+    use_cache: bool = True
+    is_encoder_decoder: bool = True
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    decoder_start_token_id: int = 1
+    tie_word_embeddings: bool = True
+
+    def validate_architecture(self) -> None:
+        """Checks sizes and names."""
+        super().validate_architecture()
+        self._require_choice("decoder_type", DECODER_TYPES)
+        self._require_choice("alignment", ALIGNMENT_NAMES)
+        self._require_choice("rnn_type", RNN_TYPES)
+        self._require_choice("hidden_act", ACT2FN)
+        self._require_choice("position_embedding_type", POSITION_TYPES)
+        self._require_choice("norm_position", NORM_POSITIONS)
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"`label_smoothing` ({self.label_smoothing}) must be at least 0 and less than 1")
+        if self.attention_regularization < 0:
+            raise ValueError(f"`attention_regularization` ({self.attention_regularization}) must be at least 0")
+
+    def make_decoder_config(self) -> RegardRecurrentConfig | RegardTransformerConfig:
+        """The configuration of the decoder, in the terms of its own family."""
+        family = RegardRecurrentConfig if self.decoder_type == "recurrent" else RegardTransformerConfig
+        own = {field.name for field in fields(family)} & {field.name for field in fields(type(self))}
+        own -= {"architectures", "dtype", "transformers_version"}
+        return family(**{name: getattr(self, name) for name in own})
