@@ -1,17 +1,13 @@
-import csv
 import gzip
-import io
 import json
 import os
 import re
 import sys
 
 import datasets
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
 
-from regard.training import sources
+from regard.training import sources, tables
 from regard.training.sources import load_documents
 
 
@@ -156,111 +152,6 @@ def test_document_that_is_too_large(folder, monkeypatch):
     assert "more than 10 bytes" in refusal(write("b.txt", "éééééé"), documents="line")
 
 
-# Tables
-
-RECORDS = [
-    {"id": "1", "text": 'A "quoted", text.'},
-    {"id": "2", "text": "Two\nlines, é 你."},
-    {"id": "3", "text": " "},
-    {"id": "4", "text": "x" * 300_000},
-]
-
-
-def write_table(name: str, records: list[dict]) -> str:
-    kind = name.removesuffix(".gz").rpartition(".")[2]
-    if kind == "parquet":
-        pa.parquet.write_table(pa.Table.from_pylist(records), name, row_group_size=2)
-    elif kind in ("json", "jsonl"):
-        write(name, "".join(json.dumps(record) + "\n\n" for record in records))
-    else:
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, records[0], dialect="excel-tab" if kind == "tsv" else "excel")
-        writer.writeheader()
-        writer.writerows(records)
-        write(name, text.getvalue())
-    return name
-
-
-TABLES = ["t.jsonl", "t.json", "t.jsonl.gz", "t.csv", "t.CSV.gz", "t.tsv", "t.parquet"]
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_table(folder, name):
-    write_table(name, RECORDS)
-    line_or_row = {"j": (1, 3, 7), "c": (2, 3, 6), "t": (2, 3, 6), "p": (1, 2, 4)}[name[2].lower()]
-    kept = [RECORDS[i]["text"] for i in (0, 1, 3)]
-    assert rows_of(name) == [(text, f"{name}:{n}") for text, n in zip(kept, line_or_row, strict=True)]
-    assert texts_of(name, text_column="id") == ["1", "2", "3", "4"]
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_missing_column(folder, name):
-    write_table(name, RECORDS)
-    message = refusal(name, text_column="body")
-    assert re.fullmatch(rf"{name}(:\d)? has no column 'body'; `text_column` can be 'id', 'text'", message)
-
-
-@pytest.mark.parametrize(("value", "shown"), [(None, "NoneType (None)"), (3, "int (3)"), (["a"], "list (['a'])")])
-@pytest.mark.parametrize("name", ["t.jsonl", "t.parquet"])
-def test_value_that_is_no_text(folder, name, value, shown):
-    write_table(name, [{"text": value}])
-    assert refusal(name) == f"{name}:1: column 'text' must hold text, not {shown}"
-
-
-def test_csv_row_that_is_too_short(folder):
-    write("t.csv", "id,text\n1,one\n2\n")
-    assert refusal("t.csv") == "t.csv:3: column 'text' must hold text, not NoneType (None)"
-
-
-def test_csv_row_that_is_too_long(folder):
-    # Half of the text would be lost.
-    write("t.csv", "id,text\n1,one, two\n")
-    assert refusal("t.csv") == "t.csv:2 has more fields than the header, 'id', 'text'"
-
-
-@pytest.mark.parametrize("name", ["t.csv", "t.tsv"])
-def test_quote_that_is_never_closed(folder, name):
-    write(name, 'text\none\n"two\nthree\n')
-    assert refusal(name).startswith(f"{name}:3 does not parse as CSV (excel")
-
-
-@pytest.mark.parametrize("line", ['{"text": "cut', "plain text", "[" * 100_000])
-def test_json_line_that_does_not_parse(folder, line):
-    write("t.jsonl", '{"text": "fine"}\n\n' + line + "\n")
-    assert refusal("t.jsonl").startswith("t.jsonl:3 does not parse as JSON (one object a line): ")
-
-
-@pytest.mark.parametrize("line", ['["text"]', '"text"', "null", "1"])
-def test_json_line_that_is_no_object(folder, line):
-    write("t.json", '{"text": "fine"}\n' + line)
-    assert refusal("t.json").startswith("t.json:2 must be a JSON object, not ")
-
-
-def test_text_that_is_not_unicode(folder):
-    write("t.jsonl", r'{"text": "ab\ud800"}')
-    assert refusal("t.jsonl") == "t.jsonl:1: character 2 is half a surrogate pair, which is no text"
-
-
-def test_file_that_is_not_parquet(folder):
-    assert refusal(write("t.parquet", "no")).startswith("'t.parquet' does not read as Parquet: ")
-
-
-def test_parquet_text_that_is_not_utf8(folder):
-    column = pa.array([b"fine", b"caf\xe9"]).view(pa.string())
-    pa.parquet.write_table(pa.table({"text": column}), "t.parquet")
-    assert refusal("t.parquet").startswith(
-        "'t.parquet' does not read as Parquet: 'utf-8' codec can't decode byte 0xe9"
-    )
-
-
-def test_folder_of_tables(folder):
-    os.mkdir("tables")
-    write_table("tables/b.parquet", RECORDS[:1])
-    write_table("tables/a.jsonl.gz", RECORDS[1:2])
-    assert texts_of("tables") == [RECORDS[1]["text"], RECORDS[0]["text"]]
-    assert texts_of("tables/*.parquet") == [RECORDS[0]["text"]]
-
-
 def test_folder_of_texts_and_tables(folder):
     write("mixed/README.md", "read me")
     write("mixed/data/a.jsonl", '{"text": "a"}')
@@ -291,8 +182,8 @@ def hub(folder, monkeypatch):
         calls.append(("whole", path, config, split))
         return datasets.load_dataset("json", data_files=str(folder / "hub/rows.jsonl"), split=split)
 
-    monkeypatch.setattr(sources, "load_dataset_builder", builder)
-    monkeypatch.setattr(sources, "load_dataset", whole)
+    monkeypatch.setattr(tables, "load_dataset_builder", builder)
+    monkeypatch.setattr(tables, "load_dataset", whole)
     return calls
 
 
@@ -332,8 +223,8 @@ def test_hub_data_set_that_does_not_load(hub, monkeypatch, raised, expected, str
     def fail(*args, **kwargs):
         raise raised
 
-    monkeypatch.setattr(sources, "load_dataset", fail)
-    monkeypatch.setattr(sources, "load_dataset_builder", fail)
+    monkeypatch.setattr(tables, "load_dataset", fail)
+    monkeypatch.setattr(tables, "load_dataset_builder", fail)
     reason = " ".join(str(raised).split())
     assert refusal("org/name", streaming=streaming, error=expected) == (
         f"`data` ('org/name') is no file or folder here; as a data set on the Hub: {reason}"
@@ -368,7 +259,7 @@ def test_python_docs_of_an_unknown_package(folder):
 
 def test_sources_are_joined_in_order(hub):
     write("z.txt", "z")
-    write_table("a.jsonl", [{"body": "a"}])
+    write("a.jsonl", '{"body": "a"}')
     write("docs/y.txt", "y")
     data = ["z.txt", "org/name", "a.jsonl", "docs"]
     assert texts_of(data, text_column="body", max_documents=12) == [
@@ -444,7 +335,7 @@ def test_file_or_folder_that_cannot_be_read(folder, monkeypatch):
         raise PermissionError(13, "Permission denied", "secret")
 
     write("docs/a.txt", "a")
-    monkeypatch.setattr(sources, "_open", deny)
+    monkeypatch.setattr(tables, "open_file", deny)
     assert "Permission denied" in refusal("docs/a.txt", error=PermissionError)
     monkeypatch.setattr(os, "scandir", deny)
     assert "Permission denied" in refusal("docs", error=PermissionError)
@@ -457,13 +348,13 @@ def test_file_or_folder_that_cannot_be_read(folder, monkeypatch):
 def read_files(monkeypatch):
     """The names of the files that are opened."""
     names = []
-    original = sources._open
+    original = tables.open_file
 
     def opened(name, *args, **kwargs):
         names.append(name)
         return original(name, *args, **kwargs)
 
-    monkeypatch.setattr(sources, "_open", opened)
+    monkeypatch.setattr(tables, "open_file", opened)
     return names
 
 
@@ -512,18 +403,18 @@ def test_text_column_is_part_of_the_key(folder):
 def test_failure_leaves_nothing_behind(folder, monkeypatch, error):
     for i in range(40):
         write(f"{i:02}.txt", str(i))
-    original = sources._open
+    original = tables.open_file
 
     def fails_late(name, *args, **kwargs):
         if name == "./35.txt":
             raise error
         return original(name, *args, **kwargs)
 
-    monkeypatch.setattr(sources, "_open", fails_late)
+    monkeypatch.setattr(tables, "open_file", fails_late)
     with pytest.raises(type(error)):
         load_documents(".")
     assert not list((folder.parent / "cache").rglob("*.arrow"))
-    monkeypatch.setattr(sources, "_open", original)
+    monkeypatch.setattr(tables, "open_file", original)
     assert texts_of(".") == [str(i) for i in range(40)]
 
 

@@ -1,0 +1,119 @@
+"""Parallel texts: what the user names is read into one `datasets.Dataset` of pairs, a source text and its target."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+
+from datasets import Dataset, Features, Value
+
+from .tables import (
+    TABLE_SUFFIXES,
+    Column,
+    File,
+    Rows,
+    Source,
+    files_label,
+    find_files,
+    hub_texts,
+    is_data_set_id,
+    is_table,
+    list_folder,
+    listed,
+    read_table,
+    require_content,
+    source_names,
+    write_dataset,
+)
+
+# Part of every cache key: to be raised whenever the same input gives other pairs than before.
+FORMAT_VERSION = 1
+
+
+def load_pairs(
+    data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    source_column: str = "source",
+    target_column: str = "target",
+    split: str = "train",
+    max_pairs: int | None = None,
+    streaming: bool = False,
+) -> Dataset:
+    """Loads pairs of texts: a data set with one row for each pair and the columns `source` and `target`.
+
+    The pairs are written to the cache of `datasets` as they are read and are memory-mapped from there. A later call
+    reads the cache, unless a file's size or time of change, or an argument that matters, is another.
+
+    Args:
+        data: One source, or several to be joined in their order:
+
+            - A table: .jsonl or .json (one object a line), .csv or .tsv (with a header line), the same with .gz, or
+              .parquet; also a folder (the tables anywhere in it) or a glob of them. A file that is found twice is
+              read once.
+            - A data set on the Hub: `org/name` or `org/name:config`.
+        source_column: The column that holds the source texts. `translation.en` is the column `en` inside of
+            `translation`.
+        target_column: The column that holds the target texts, likewise.
+        split: The split of a Hub data set.
+        max_pairs: How many pairs to read. The rest is neither read nor downloaded.
+        streaming: Reads a Hub data set row by row, so that its texts are kept on the disk but its files are not, as
+            `max_pairs` does too. It changes nothing for other sources, which are always read that way.
+
+    Returns:
+        The pairs, in an order that is always the same.
+
+    Raises:
+        ValueError: An argument or source is not what it may be, a file does not parse, a column is missing or holds
+            something other than text, a text is empty or nothing but white space, or there are no pairs at all.
+        OSError: A file cannot be opened, or the Hub cannot be reached.
+    """
+    if max_pairs is not None and max_pairs < 1:
+        raise ValueError(f"`max_pairs` ({max_pairs}) must be at least 1, or None for all pairs")
+    columns = [Column(source_column, "source_column"), Column(target_column, "target_column")]
+    sources: list[Source] = []
+    seen: set[str] = set()
+    for name in source_names(data, "dates"):
+        if is_data_set_id(name):
+            sources.append(hub_texts(name, columns, split, streaming or max_pairs is not None))
+        else:
+            files = [file for file in find_files(name, _search_folder, "dates") if file.real_path not in seen]
+            seen.update(file.real_path for file in files)
+            sources.append(_tables(name, files, columns))
+
+    def rows() -> Iterator[dict[str, str]]:
+        found = chain.from_iterable(source.read() for source in sources)
+        empty = True
+        for where, texts in islice(found, max_pairs):
+            for column, text in zip(columns, texts, strict=True):
+                require_content(text, column.name, where)
+            empty = False
+            yield dict(zip(("source", "target"), texts, strict=True))
+        if empty:
+            raise ValueError(f"there is no pair in {', '.join(source.label for source in sources)}")
+
+    return write_dataset(
+        rows,
+        features=Features({"source": Value("string"), "target": Value("string")}),
+        key=("pairs", FORMAT_VERSION, max_pairs, [source.key for source in sources]),
+    )
+
+
+def _tables(name: str, files: Sequence[File], columns: Sequence[Column]) -> Source:
+    for file in files:
+        if not is_table(file.name):
+            raise ValueError(
+                f"{file.name!r} is no table, which pairs are read from: its name must end in {listed(TABLE_SUFFIXES)}"
+            )
+
+    def read() -> Rows:
+        return chain.from_iterable(read_table(file.name, columns) for file in files)
+
+    return Source(files_label(name, files), ("files", files, columns), read)
+
+
+def _search_folder(folder: str) -> list[str]:
+    paths = list(filter(is_table, list_folder(folder)))
+    if not paths:
+        raise ValueError(f"folder {folder!r} holds no file that ends in {listed(TABLE_SUFFIXES)}")
+    return paths
