@@ -1,63 +1,94 @@
-"""Training a model and describing it: what `regard train` does."""
+"""Training a model and describing it: what `regard train` does.
+
+`train_bert`, `train_decoder` and so on are `train_model` for the family of that name:
+`train_bert("runs/mine", {"steps": 100})` is `train_model("bert", "runs/mine", {"steps": 100})`.
+"""
 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
 
-from .sharing.cards import write_card
-from .training.bert import BERT
+from .sharing.cards import FAMILY_CARDS, examples_of, figure_rows, write_card
+from .training.families import TRAINABLE
 from .training.family import train
 from .training.run import MODEL
 
 logger = logging.getLogger(__name__)
 
 
-def train_bert(
-    output: str | Path = "runs/bert", settings: dict[str, Any] | None = None, *, resume: bool = False
+def train_model(
+    family: str, output: str | Path | None = None, settings: dict[str, Any] | None = None, *, resume: bool = False
 ) -> dict[str, Any]:
-    """Pretrains a BERT, writes its model card and logs what came out.
+    """Trains a model, writes its model card and logs what came out.
 
-    The arguments, the result and the errors are those of `training.family.train`.
+    The other arguments, the result and the errors are those of `training.family.train`.
+
+    Args:
+        family: name of the model's family.
+        output: folder of the run; `runs/` and the family's name if None.
+        settings: fields of the family's settings by name.
+        resume: go on with the run in `output`, or start it if there is none.
+
+    Raises:
+        ValueError: if there is no such family.
     """
-    results = train(BERT, output, settings, resume=resume)
-    model = Path(output) / MODEL
+    if family not in TRAINABLE:
+        raise ValueError(f"`family` ({family!r}) must be one of {', '.join(TRAINABLE)}")
+    folder = Path("runs", family) if output is None else Path(output)
+    results = train(TRAINABLE[family], folder, settings, resume=resume)
+    model = folder / MODEL
     if PartialState().is_main_process:
         # The card of a run that had ended before may have been edited since.
         if not (model / "README.md").exists():
             write_card(model, results)
-        logger.info("%s", bert_summary(results, model))
+        logger.info("%s", summary(results, model))
     return results
 
 
-def bert_summary(results: dict[str, Any], model: Path) -> str:
-    """What a run came to, for people: figures beside baselines, filled masks, and the line that loads the model."""
-    metrics = results["metrics"]
+train_bert = partial(train_model, "bert")
+train_decoder = partial(train_model, "decoder")
+train_transformer = partial(train_model, "transformer")
+train_recurrent = partial(train_model, "recurrent")
+train_captioner = partial(train_model, "captioner")
+for _function in (train_bert, train_decoder, train_transformer, train_recurrent, train_captioner):
+    _function.__doc__ = f"Trains a model of the family {_function.args[0]!r}: see `train_model` for the arguments."
+
+
+def summary(results: dict[str, Any], model: Path) -> str:
+    """What a run came to, for people: time, figures and examples, and the line that loads the model."""
+    auto_class = FAMILY_CARDS[results["family"]].auto_class
     lines = [
         "",
         f"Trained for {results['step']:,} steps, {results['tokens']:,} tokens, in {results['seconds']:,.0f} seconds.",
         "",
-        "On held-out documents                 model   baseline",
-        f"  masked tokens predicted right     {metrics['masked_accuracy']:7.1%}    "
-        f"{metrics['masked_accuracy_baseline']:7.1%}  the most frequent token",
-        f"  loss per masked token             {metrics['masked_loss']:7.3f}    "
-        f"{metrics['masked_loss_unigram']:7.3f}  token frequencies",
-    ]
-    if "next_sentence_accuracy" in metrics:
-        lines.append(
-            f"  next sentences told from random   {metrics['next_sentence_accuracy']:7.1%}    "
-            f"{metrics['next_sentence_baseline']:7.1%}  the more frequent kind"
-        )
-    if results["filled"]:
-        lines += ["", "Held-out sentences with a word masked:"]
-        for example in results["filled"]:
-            lines += [f"  {example['text']}", f"    {', '.join(example['guesses'])}  (was: {example['word']})"]
-    lines += [
+        *figure_lines(results),
         "",
         "To load it, in Python:",
-        f"  import regard, transformers; model = transformers.AutoModelForMaskedLM.from_pretrained({str(model)!r})",
+        f"  import regard, transformers; model = transformers.{auto_class}.from_pretrained({str(model)!r})",
     ]
     return "\n".join(lines)
+
+
+def figure_lines(results: dict[str, Any]) -> list[str]:
+    """The figures of a run or an evaluation beside their baselines, and the examples, for people.
+
+    Args:
+        results: what `training.family.train` or `training.evaluation.evaluate_model` gave.
+    """
+    card = FAMILY_CARDS[results["family"]]
+    rows = figure_rows(results["family"], results["metrics"])
+    width = max(len(row.label) for row in rows)
+    baseline = "   baseline" if any(row.baseline for row in rows) else ""
+    lines = [f"{f'On held-out {card.held_out}':{width + 2}}       model{baseline}"]
+    for row in rows:
+        lines.append(f"  {row.label:{width}}  {row.value:>10} {row.baseline:>10}  {row.baseline_label}".rstrip())
+    examples = examples_of(results)
+    if examples:
+        lines += ["", f"{card.examples[1]}:"]
+        lines += [line for example in examples for line in card.line.format(**example).splitlines()]
+    return lines

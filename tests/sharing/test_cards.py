@@ -1,19 +1,62 @@
 import ast
 import copy
 import json
+import math
 import re
 
 import pytest
 from huggingface_hub import ModelCard
 
 from regard.configuration.bert import RegardBertConfig
-from regard.sharing.cards import bert_card, public_source, write_card
+from regard.configuration.captioner import RegardCaptionerConfig
+from regard.configuration.decoder import RegardDecoderConfig
+from regard.configuration.recurrent import RegardRecurrentConfig
+from regard.configuration.transformer import RegardTransformerConfig
+from regard.sharing.cards import FAMILY_CARDS, examples_of, figure_rows, model_card, public_source, write_card
+from regard.training.dates import LOCALES
+from regard.training.families import TRAINABLE
 
-CONFIG = RegardBertConfig(vocab_size=1_234, hidden_size=128, num_hidden_layers=3, num_attention_heads=4)
+SIZES = {"vocab_size": 1_234, "hidden_size": 128}
+CONFIGS = {
+    "bert": RegardBertConfig(**SIZES, num_hidden_layers=3, num_attention_heads=4),
+    "decoder": RegardDecoderConfig(**SIZES, num_hidden_layers=3, num_attention_heads=4),
+    "transformer": RegardTransformerConfig(**SIZES, num_hidden_layers=3, num_decoder_layers=2, num_attention_heads=4),
+    "recurrent": RegardRecurrentConfig(**SIZES, num_hidden_layers=2, rnn_type="lstm", alignment="bilinear"),
+    "captioner": RegardCaptionerConfig(**SIZES, num_hidden_layers=1, rnn_type="lstm", alignment="scaled_dot"),
+}
+CONFIG = CONFIGS["bert"]
+
+# What the results of all families have.
+COMMON = {
+    "parameters": 1_234_567,
+    "step": 1_000,
+    "epoch": 3,
+    "step_in_epoch": 2,
+    "seconds": 321.4,
+    "tokens": 4_567_890,
+    "processes": 1,
+    "device": "cpu",
+    "versions": {"torch": "2.13.0", "transformers": "5.24.0"},
+}
+SETTINGS = {
+    "validation": "0.05",
+    "tokenizer": None,
+    "batch_size": 32,
+    "evaluation_batches": None,
+    "max_length": 128,
+    "precision": "no",
+    "learning_rate": 1e-3,
+    "schedule": "linear",
+    "warmup": 0.1,
+    "weight_decay": 0.01,
+    "dropout": 0.1,
+    "seed": 0,
+}
+TARGET_METRICS = {"loss": 1.23456, "perplexity": 3_456.789, "token_accuracy": 0.61239, "exact_match": 0.34567}
 RESULTS = {
+    **COMMON,
     "family": "bert",
     "architecture": "RegardBertForPreTraining",
-    "parameters": 1_234_567,
     "metrics": {
         "masked_accuracy": 0.41236,
         "masked_accuracy_baseline": 0.0789,
@@ -23,13 +66,6 @@ RESULTS = {
         "next_sentence_baseline": 0.512,
     },
     "filled": [{"text": "The [MASK] sat.", "word": "cat", "guesses": ["dog", "cat", "##s"]}],
-    "step": 1_000,
-    "epoch": 3,
-    "step_in_epoch": 2,
-    "seconds": 321.4,
-    "tokens": 4_567_890,
-    "processes": 1,
-    "device": "cpu",
     "data": {
         "documents": 4_321,
         "tokens": 765_432,
@@ -40,30 +76,75 @@ RESULTS = {
         "random_pairs_share": 0.5,
     },
     "settings": {
+        **SETTINGS,
         "data": ["python-docs"],
         "language": "en",
-        "validation": "0.05",
-        "tokenizer": None,
-        "batch_size": 32,
-        "max_length": 128,
-        "precision": "no",
-        "learning_rate": 1e-3,
-        "schedule": "linear",
-        "warmup": 0.1,
-        "weight_decay": 0.01,
-        "dropout": 0.1,
-        "seed": 0,
         "mask_rate": 0.15,
         "whole_words": False,
         "next_sentence": True,
     },
-    "versions": {"torch": "2.13.0", "transformers": "5.24.0"},
 }
+PAIRS = {
+    **COMMON,
+    "metrics": {**TARGET_METRICS, "chrf": 71.234, "bleu": 55.678},
+    "by_target_words": [
+        {"key": 1, "number": 1_200, "exact_match": 0.98765},
+        {"key": 2, "number": 7, "exact_match": 0.5432},
+    ],
+    "by_source_length": [{"key": 20, "number": 1_111, "exact_match": 0.87654}],
+    "generated": [{"source": "en: 1/2/2003", "target": "2003-01-02", "prediction": "2003-02-01"}],
+    "data": {"pairs": 4_321, "tokens": 765_432, "held_out_pairs": 1_207},
+    "settings": {
+        **SETTINGS,
+        "data": ["dates"],
+        "units": "characters",
+        "beams": 1,
+        "label_smoothing": 0.0,
+        "language": None,
+    },
+}
+ALL_RESULTS = {
+    "bert": RESULTS,
+    "decoder": {
+        **COMMON,
+        "family": "decoder",
+        "metrics": {
+            "loss": 2.34567,
+            "perplexity": 1_234.567,
+            "perplexity_unigram": 2_345.678,
+            "token_accuracy": 0.41236,
+            "token_accuracy_baseline": 0.0789,
+        },
+        "generated": [{"prompt": "Returns the", "continuation": " length\nof it."}],
+        "data": {"documents": 4_321, "tokens": 765_432, "held_out_documents": 21, "held_out_tokens": 4_567},
+        "settings": {**SETTINGS, "data": ["python-docs"], "language": "en"},
+    },
+    "transformer": {**PAIRS, "family": "transformer"},
+    "recurrent": {**PAIRS, "family": "recurrent"},
+    "captioner": {
+        **COMMON,
+        "family": "captioner",
+        "metrics": {**TARGET_METRICS, "token_f1": 0.76543, "base_letter": 0.93211},
+        "generated": [{"target": "latin small letter a", "prediction": "latin small letter e"}],
+        "data": {"images": 4_321, "tokens": 765_432, "held_out_images": 1_001},
+        "settings": {
+            **SETTINGS,
+            "data": ["glyphs"],
+            "image_size": 48,
+            "backbone": None,
+            "beams": 1,
+            "label_smoothing": 0.0,
+            "language": None,
+        },
+    },
+}
+FAMILIES = list(ALL_RESULTS)
+EXAMPLES = {family: "filled" if family == "bert" else "generated" for family in FAMILIES}
 
 
-def changed(**parts) -> dict:
-    """The results with some of their parts, or parts of parts, replaced."""
-    results = copy.deepcopy(RESULTS)
+def changed(family: str = "bert", **parts) -> dict:
+    """The results of a family with some of their parts, or parts of parts, replaced."""
+    results = copy.deepcopy(ALL_RESULTS[family])
     for name, part in parts.items():
         results[name] = {**results[name], **part} if isinstance(part, dict) else part
     return results
@@ -96,11 +177,11 @@ def test_a_card_is_read_back_with_its_figures(tmp_path):
     assert figures == {"accuracy": 0.4124, "cross_entropy": 3.1416}
     assert {result.task_type for result in card.data.eval_results} == {"fill-mask"}
     assert card.data.model_name == "BERT"
-    assert bert_card(RESULTS, CONFIG, title="Ours: a BERT").data.model_name == "Ours: a BERT"
+    assert model_card(RESULTS, CONFIG, title="Ours: a BERT").data.model_name == "Ours: a BERT"
 
 
 def test_what_a_card_says():
-    text = bert_card(RESULTS, CONFIG).text
+    text = model_card(RESULTS, CONFIG).text
     for part in ("3 layers, 128 wide, 4 heads, 1,234 word pieces", "1,234,567 parameters", "next sentence prediction"):
         assert part in text
     for part in ("4,321 documents, 765,432 word pieces, 0.123% of them unknown", "1,000 steps of 32 examples"):
@@ -109,12 +190,12 @@ def test_what_a_card_says():
     assert "15% of the tokens predicted." in text
     assert "Versions: torch 2.13.0, transformers 5.24.0." in text
     assert "45 examples from 21 held-out documents" in text
-    assert [cells(row) for row in rows(bert_card(RESULTS, CONFIG), "figure")] == [
+    assert [cells(row) for row in rows(model_card(RESULTS, CONFIG), "figure")] == [
         ["masked tokens predicted right", "41.2%", "7.9% (the most frequent token)"],
         ["loss per masked token, nats", "3.142", "6.500 (token frequencies)"],
         ["next sentences told from random ones", "87.6%", "51.2% (the more frequent kind)"],
     ]
-    assert [cells(row) for row in rows(bert_card(RESULTS, CONFIG), "sentence")] == [
+    assert [cells(row) for row in rows(model_card(RESULTS, CONFIG), "sentence")] == [
         ["The [MASK] sat.", "cat", "dog, cat, ##s"]
     ]
 
@@ -122,13 +203,218 @@ def test_what_a_card_says():
 def test_what_a_card_says_of_other_settings():
     metrics = {name: value for name, value in RESULTS["metrics"].items() if name.startswith("masked")}
     results = changed(settings={"next_sentence": False, "whole_words": True, "precision": "bf16"}, filled=[])
-    card = bert_card({**results, "metrics": metrics}, CONFIG)
+    card = model_card({**results, "metrics": metrics}, CONFIG)
     assert "next sentence" not in card.text
     assert "15% of the tokens predicted, whole words at a time." in card.text
     assert "precision bf16" in card.text
     assert len(rows(card, "figure")) == 2
     assert "| sentence |" not in card.text
     assert "[MASK]" in card.text
+
+
+# All families
+
+
+def test_every_family_has_a_card():
+    assert list(FAMILY_CARDS) == FAMILIES
+    assert set(TRAINABLE) <= set(FAMILY_CARDS)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_card_of_each_family_is_read_back(family, tmp_path):
+    CONFIGS[family].save_pretrained(tmp_path)
+    write_card(tmp_path, ALL_RESULTS[family])
+    card = ModelCard.load(tmp_path / "README.md")
+    assert card.content == model_card(ALL_RESULTS[family], CONFIGS[family]).content
+    assert card.data.tags == ["regard", f"regard_{family}"]
+    assert card.data.language == {"transformer": "multilingual", "recurrent": "multilingual"}.get(family, "en")
+    assert card.data.model_name == FAMILY_CARDS[family].title
+    assert f"\n# {FAMILY_CARDS[family].title}\n" in card.text
+    assert "1,234 " in card.text
+    assert "1,234,567 parameters" in card.text
+    assert "4,321 " in card.text
+    # Nothing is left of the template, and no two empty lines follow each other.
+    assert not re.search(r"[{}]|\n\n\n", card.text)
+    assert card.text.endswith(".\n")
+
+
+PIPELINES = {
+    "bert": "fill-mask",
+    "decoder": "text-generation",
+    "transformer": "text-generation",
+    "recurrent": "text-generation",
+    "captioner": "image-to-text",
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_metadata_holds_the_metrics(family):
+    metrics = ALL_RESULTS[family]["metrics"]
+    card = model_card(ALL_RESULTS[family], CONFIGS[family])
+    assert card.data.pipeline_tag == PIPELINES[family]
+    values = [result.metric_value for result in card.data.eval_results]
+    kinds = [result.metric_type for result in card.data.eval_results]
+    assert len(set(kinds)) == len(kinds)
+    # By type, which is the Hub's own name of the metric.
+    by_type = {
+        "bert": {"accuracy": "masked_accuracy", "cross_entropy": "masked_loss"},
+        "decoder": {"accuracy": "token_accuracy", "cross_entropy": "loss"},
+    }.get(family, {"accuracy": "token_accuracy", "cross_entropy": "loss", "f1": "token_f1"})
+    assert values == [round(metrics[by_type.get(kind, kind)], 4) for kind in kinds]
+    assert {result.task_type for result in card.data.eval_results} == {PIPELINES[family]}
+    assert json.dumps(card.data.to_dict(), allow_nan=False)
+
+
+def number_of(cell: str) -> tuple[float, float]:
+    """The number that a cell begins with, and half a unit of its last digit."""
+    text = cell.split()[0].replace(",", "")
+    scale = 100 if text.endswith("%") else 1
+    digits = len(text.rstrip("%").partition(".")[2])
+    return float(text.rstrip("%")) / scale, 0.5001 * 10**-digits / scale
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_figure_of_the_table_is_that_of_its_metric(family):
+    results = ALL_RESULTS[family]
+    metrics = dict(results["metrics"])
+    table = [cells(row) for row in rows(model_card(results, CONFIGS[family]), "figure")]
+    assert len(table) == len(FAMILY_CARDS[family].figures)
+    for figure, (label, value, *baseline) in zip(FAMILY_CARDS[family].figures, table, strict=True):
+        assert label == figure.label
+        number, precision = number_of(value)
+        assert number == pytest.approx(metrics.pop(figure.metric), abs=precision)
+        if figure.baseline is not None:
+            name, described = figure.baseline
+            number, precision = number_of(baseline[0])
+            assert number == pytest.approx(metrics.pop(name), abs=precision)
+            assert described in baseline[0]
+    # All that was measured is told.
+    assert metrics == {}
+    assert len({len(row) for row in table}) == 1
+    assert len(table[0]) == (3 if family in ("bert", "decoder") else 2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_figures_that_were_not_measured_are_left_out(family):
+    first = FAMILY_CARDS[family].figures[0]
+    wanted = [first.metric, *([first.baseline[0]] if first.baseline else [])]
+    metrics = {name: ALL_RESULTS[family]["metrics"][name] for name in wanted}
+    assert [row.label for row in figure_rows(family, metrics)] == [first.label]
+    card = model_card({**ALL_RESULTS[family], "metrics": metrics}, CONFIGS[family])
+    assert len(rows(card, "figure")) == 1
+    assert len(card.data.eval_results) == 1
+
+
+def test_an_infinite_figure_is_told_but_not_in_the_metadata():
+    results = changed("decoder", metrics={"perplexity": math.inf})
+    card = model_card(results, CONFIGS["decoder"])
+    assert cells(rows(card, "figure")[0])[1] == "inf"
+    assert {result.metric_type for result in card.data.eval_results} == {"accuracy", "cross_entropy"}
+
+
+def test_the_examples_of_each_family():
+    heads = {"decoder": "beginning", "transformer": "source", "recurrent": "source", "captioner": "caption"}
+    tables = {family: rows(model_card(ALL_RESULTS[family], CONFIGS[family]), head) for family, head in heads.items()}
+    pair = [["en: 1/2/2003", "2003-01-02", "2003-02-01"]]
+    assert {family: list(map(cells, table)) for family, table in tables.items()} == {
+        "decoder": [["Returns the", "length of it."]],
+        "transformer": pair,
+        "recurrent": pair,
+        "captioner": [["latin small letter a", "latin small letter e"]],
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_else_an_example_holds_is_left_out(family):
+    name = EXAMPLES[family]
+    (example,) = ALL_RESULTS[family][name]
+    results = changed(family, **{name: [{**example, "image": b"\x89PNG"}]})
+    assert model_card(results, CONFIGS[family]).content == model_card(ALL_RESULTS[family], CONFIGS[family]).content
+    assert examples_of({**results, name: []}) == []
+    without = {key: value for key, value in results.items() if key != name}
+    card = model_card(without, CONFIGS[family])
+    assert FAMILY_CARDS[family].examples[1] not in card.text
+    assert not re.search(r"\n\n\n", card.text)
+
+
+@pytest.mark.parametrize("family", ["transformer", "recurrent"])
+def test_exact_match_by_parts(family):
+    card = model_card(ALL_RESULTS[family], CONFIGS[family])
+    assert list(map(cells, rows(card, "dates"))) == [["1", "1,200", "98.8%"], ["2", "7", "54.3%"]]
+    assert list(map(cells, rows(card, "characters, at least"))) == [["20", "1,111", "87.7%"]]
+    for settings in ({"data": ["dates:de", "org/data"]}, {"validation": "org/data"}):
+        other = model_card(changed(family, settings=settings), CONFIGS[family])
+        assert list(map(cells, rows(other, "words"))) == [["1", "1,200", "98.8%"], ["2", "7", "54.3%"]]
+
+
+def test_what_the_cards_say_of_the_models():
+    texts = {family: model_card(ALL_RESULTS[family], CONFIGS[family]).text for family in FAMILIES}
+    assert "3 layers, 128 wide, 4 heads, 1,234 tokens" in texts["decoder"]
+    assert "3 encoder and 2 decoder\nlayers, 128 wide, 4 heads" in texts["transformer"]
+    assert "LSTM layers, 2 in the" in texts["recurrent"]
+    assert "by the alignment `bilinear`" in texts["recurrent"]
+    assert "an LSTM decoder\n(1 layer, 128 wide)" in texts["captioner"]
+    assert "by the alignment `scaled_dot`" in texts["captioner"]
+    fixed = RegardRecurrentConfig(alignment="none", rnn_type="gru")
+    text = model_card(ALL_RESULTS["recurrent"], fixed).text
+    assert "GRU layers" in text
+    assert "has no attention" in text
+    text = model_card(ALL_RESULTS["captioner"], RegardCaptionerConfig(alignment="none")).text
+    assert "has no attention" in text
+    crossing = RegardCaptionerConfig(decoder_type="transformer", num_attention_heads=8)
+    text = model_card(ALL_RESULTS["captioner"], crossing).text
+    assert "a Transformer decoder" in text
+    assert "cross-attention with 8 heads" in text
+    assert "alignment" not in text
+
+
+def test_what_the_cards_say_of_the_settings():
+    def text(family: str, config=None, **settings) -> str:
+        return model_card(changed(family, settings=settings), config or CONFIGS[family]).text
+
+    assert "single characters" in text("recurrent")
+    assert "byte-level pieces" in text("recurrent", units="pieces")
+    assert "- Tokens:" not in text("recurrent", tokenizer="org/tokenizer")
+    assert "greedily" in text("recurrent")
+    for family in ("transformer", "captioner"):
+        assert "with 4 beams" in text(family, beams=4)
+        assert "num_beams=4" in text(family, beams=4)
+        assert "num_beams" not in text(family)
+        assert "Label smoothing 0.1." in text(family, label_smoothing=0.1)
+        assert "smoothing" not in text(family)
+    assert "was trained from scratch." in text("captioner")
+    assert "began with trained weights (`org/resnet`)." in text("captioner", backbone="org/resnet")
+    frozen = RegardCaptionerConfig(freeze_backbone=True)
+    assert "trained weights (`org/resnet`) and was left as" in text("captioner", frozen, backbone="org/resnet")
+    assert "left with random weights" in text("captioner", frozen)
+
+
+def test_the_language():
+    def language(family: str, **settings):
+        return model_card(changed(family, settings=settings), CONFIGS[family]).data.language
+
+    assert language("transformer", data=["org/data"]) is None
+    assert language("transformer", data=["org/data"], language="de") == "de"
+    assert language("transformer", language="de") == "de"
+    assert language("captioner", data=["org/images"]) is None
+    assert "language" not in model_card(changed("captioner", settings={"data": ["a"]}), CONFIGS["captioner"]).content
+    results = copy.deepcopy(ALL_RESULTS["captioner"])
+    del results["settings"]["language"]
+    assert model_card(results, CONFIGS["captioner"]).data.language == "en"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_the_figures_were_measured_on(family):
+    held_out = {"bert": "45 examples from 21 held-out documents", "decoder": "4,567 tokens of 21 held-out documents"}
+    what = held_out.get(family, {"captioner": "1,001 held-out images"}.get(family, "1,207 held-out pairs"))
+    card = model_card(ALL_RESULTS[family], CONFIGS[family])
+    assert f"On {what}:" in card.text
+    assert "of the same source" in card.text
+    card = model_card(changed(family, settings={"validation": "org/other", "evaluation_batches": 3}), CONFIGS[family])
+    assert f"On {what} of the data set `org/other` (at most 96 examples of them):" in card.text
+    assert "of that source" in card.text
+    noun = FAMILY_CARDS[family].held_out
+    assert card.data.eval_results[0].dataset_name == f"held-out {noun} of the data set org/other"
 
 
 # Nothing of the machine
@@ -148,12 +434,37 @@ def test_what_a_card_says_of_other_settings():
         ("../secret", "local files"),
         ("C:\\Users\\someone\\notes.txt", "local files"),
         ("secret/notes", "local files"),  # a folder that is there
+        ("dates:de,fr", "dates in 2 locales, written by Babel's CLDR (`dates:de,fr`)"),
+        ("dates: de, de", "dates in 1 locale, written by Babel's CLDR (`dates: de, de`)"),
+        ("dates", f"dates in {len(LOCALES)} locales, written by Babel's CLDR (`dates`)"),
+        ("dates.csv", "local files"),
+        ("glyphs", "characters drawn with the DejaVu fonts, captioned by their Unicode names (`glyphs`)"),
+        ("glyphs.jsonl", "local files"),
     ],
 )
 def test_local_sources_are_not_named(source, called, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "secret" / "notes").mkdir(parents=True)
     assert public_source(source) == called
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_family_names_a_local_path(family):
+    settings = {
+        "data": ["/home/someone/a.txt", "someone.jsonl"],
+        "validation": "/home/someone/held-out.txt",
+        "tokenizer": "/home/someone/tokenizer",
+        "backbone": "/home/someone/backbone",
+    }
+    card = model_card(changed(family, settings=settings), CONFIGS[family])
+    assert "someone" not in card.content
+    assert "/home" not in card.content
+    assert "Data: local files;" in card.text
+
+
+def test_what_is_built_in_for_one_family_is_a_file_to_another():
+    for family, source in {"bert": "dates", "decoder": "glyphs", "recurrent": "python-docs"}.items():
+        assert "Data: local files;" in model_card(changed(family, settings={"data": [source]}), CONFIGS[family]).text
 
 
 def test_no_local_path_is_in_a_card(tmp_path, monkeypatch):
@@ -189,7 +500,7 @@ NASTY = [
 @pytest.mark.parametrize("nasty", NASTY)
 def test_text_stays_in_its_cell(nasty):
     example = {"text": f"[MASK] {nasty} end", "word": nasty, "guesses": [nasty, "b", "c"]}
-    card = bert_card(changed(filled=[example, RESULTS["filled"][0]]), CONFIG)
+    card = model_card(changed(filled=[example, RESULTS["filled"][0]]), CONFIG)
     table = rows(card, "sentence")
     assert len(table) == 2
     words = " ".join(nasty.split())
@@ -197,7 +508,7 @@ def test_text_stays_in_its_cell(nasty):
     # No character that means something is left bare.
     assert not re.search(r"(?<!\\)(?:\\\\)*[`*_<>\[\]]", table[0])
     # The same card otherwise.
-    plain = bert_card(
+    plain = model_card(
         changed(filled=[{**example, "text": "x", "word": "x", "guesses": ["x"]}, RESULTS["filled"][0]]), CONFIG
     )
     assert card.text.splitlines()[-6:] == plain.text.splitlines()[-6:]
@@ -205,12 +516,38 @@ def test_text_stays_in_its_cell(nasty):
 
 
 @pytest.mark.parametrize("nasty", NASTY)
-def test_the_snippet_is_python_whatever_the_text(nasty):
-    text = f"[MASK] {nasty} end"
-    card = bert_card(changed(filled=[{"text": text, "word": "x", "guesses": ["x"]}]), CONFIG)
+@pytest.mark.parametrize("family", FAMILIES[1:])
+def test_text_of_any_family_stays_in_its_cell(family, nasty):
+    columns = FAMILY_CARDS[family].columns
+    example = {part: f"{number} {nasty} end" for number, part in enumerate(columns.values())}
+    card = model_card(changed(family, generated=[example, ALL_RESULTS[family]["generated"][0]]), CONFIGS[family])
+    table = rows(card, next(iter(columns)))
+    assert len(table) == 2
+    words = " ".join(nasty.split())
+    assert cells(table[0]) == [f"{number} {words} end" for number in range(len(columns))]
+    assert not re.search(r"(?<!\\)(?:\\\\)*[`*_<>\[\]~$&]", table[0])
+    assert card.text.splitlines()[-6:] == model_card(changed(family), CONFIGS[family]).text.splitlines()[-6:]
+
+
+def snippet(card: ModelCard) -> ast.Module:
     (code,) = re.findall(r"^```python\n(.*?)\n```$", card.text, re.MULTILINE | re.DOTALL)
-    call = ast.parse(code).body[-1].value
-    assert ast.literal_eval(call.args[0]) == text
+    return ast.parse(code)
+
+
+@pytest.mark.parametrize("nasty", NASTY)
+@pytest.mark.parametrize("family", ["bert", "decoder", "transformer", "recurrent"])
+def test_the_snippet_is_python_whatever_the_text(family, nasty):
+    text = f"[MASK] {nasty} end"
+    example = {**ALL_RESULTS[family][EXAMPLES[family]][0], next(iter(FAMILY_CARDS[family].columns.values())): text}
+    module = snippet(model_card(changed(family, **{EXAMPLES[family]: [example]}), CONFIGS[family]))
+    assert text in [node.value for node in ast.walk(module) if isinstance(node, ast.Constant)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_snippet_without_an_example(family):
+    card = model_card(changed(family, **{EXAMPLES[family]: []}), CONFIGS[family])
+    assert snippet(card)
+    assert "None" not in card.text
 
 
 def test_metadata_with_names_that_mean_something_to_yaml(tmp_path):
