@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from ..configuration.bert import RegardBertConfig
 from ..modeling.bert import RegardBertForMaskedLM, RegardBertForPreTraining
@@ -24,6 +24,7 @@ from .sentences import split_sentences
 from .settings import option
 from .sizes import SizedSettings
 from .text import CorpusSettings, load_split
+from .tokenizers import load_tokenizer
 
 logger = logging.getLogger("regard.training")
 
@@ -168,13 +169,7 @@ def make_tokenizer(settings: BertSettings, documents: Dataset) -> PreTrainedToke
             strip_accents=settings.strip_accents,
             model_max_length=limit,
         )
-    tokenizer = AutoTokenizer.from_pretrained(settings.tokenizer, model_max_length=limit)
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise ValueError(f"`tokenizer` ({settings.tokenizer}) is none of the `tokenizers` library, which is needed")
-    for name in ("cls", "sep", "mask", "pad"):
-        if getattr(tokenizer, f"{name}_token_id") is None:
-            raise ValueError(f"`tokenizer` ({settings.tokenizer}) has no {name} token, which pretraining needs")
-    return tokenizer
+    return load_tokenizer(settings.tokenizer, limit, ("cls", "sep", "mask", "pad"))
 
 
 @torch.inference_mode()
@@ -226,10 +221,20 @@ class BertFamily(Family[BertSettings]):
     settings_class = BertSettings
     default_steps = 4000
 
+    def _model_class(self, settings: BertSettings) -> type[PreTrainedModel]:
+        return RegardBertForPreTraining if settings.next_sentence else RegardBertForMaskedLM
+
     def make_model(self, settings: BertSettings, processor: Any = None) -> PreTrainedModel:
         """See `Family`."""
-        model_class = RegardBertForPreTraining if settings.next_sentence else RegardBertForMaskedLM
-        return model_class(settings.make_config(processor))
+        return self._model_class(settings)(settings.make_config(processor))
+
+    def load_model(self, settings: BertSettings, path: str) -> PreTrainedModel:
+        """See `Family`."""
+        return self._model_class(settings).from_pretrained(path)
+
+    def settings_of(self, config: PreTrainedConfig) -> dict[str, Any]:
+        """See `Family`."""
+        return {"next_sentence": any(name.endswith("ForPreTraining") for name in config.architectures or ())}
 
     def load_data(self, settings: BertSettings) -> tuple[Dataset, Dataset]:
         """See `Family`."""

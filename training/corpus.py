@@ -1,4 +1,4 @@
-"""A corpus as word-piece ids: tokenised once, cached, and read from memory-mapped Arrow."""
+"""A corpus as token ids: tokenised once, cached, and read from memory-mapped Arrow."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset, Features, Sequence, Value
 from datasets.fingerprint import Hasher
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from .sentences import split_sentences
@@ -23,6 +24,15 @@ _FEATURES = Features(
         "sentence_lengths": Sequence(Value("int32")),
     }
 )
+
+
+def plain_backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
+    """A copy of a tokenizer's backend that cuts and pads nothing, and reads a special token's name as text."""
+    backend = copy.deepcopy(tokenizer.backend_tokenizer)
+    backend.encode_special_tokens = True
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
 
 
 def tokenize_documents(
@@ -41,10 +51,7 @@ def tokenize_documents(
     Returns:
         One row per document: `ids` without special tokens, `starts_word` for each id, and `sentence_lengths` in ids.
     """
-    backend = copy.deepcopy(tokenizer.backend_tokenizer)
-    backend.encode_special_tokens = True
-    backend.no_truncation()
-    backend.no_padding()
+    backend = plain_backend(tokenizer)
 
     def tokenize(batch: dict[str, list[str]]) -> dict[str, list[Any]]:
         rows: dict[str, list[Any]] = {name: [] for name in _FEATURES}
@@ -66,6 +73,39 @@ def tokenize_documents(
         features=_FEATURES,
         num_proc=num_proc,
         new_fingerprint=Hasher.hash(key),
+        desc="Tokenising",
+    )
+
+
+def tokenize_texts(documents: Dataset, tokenizer: PreTrainedTokenizerFast, *, num_proc: int | None = None) -> Dataset:
+    """Turns documents into ids, the begin token before each, where there is one, and the end token behind.
+
+    The result is cached by the documents and the tokenizer, and memory-mapped.
+
+    Args:
+        documents: rows with a `text`, as `load_documents` gives them.
+        tokenizer: gives the ids. A special token's name in a text is read as text.
+        num_proc: processes to use; None: one.
+
+    Returns:
+        One row per document: its `ids`.
+    """
+    backend = plain_backend(tokenizer)
+    begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    end = tokenizer.eos_token_id
+
+    def tokenize(batch: dict[str, list[str]]) -> dict[str, list[Any]]:
+        encodings = backend.encode_batch(batch["text"], add_special_tokens=False)
+        return {"ids": [np.array([*begin, *encoding.ids, end], dtype=np.int32) for encoding in encodings]}
+
+    return documents.map(
+        tokenize,
+        batched=True,
+        batch_size=100,
+        remove_columns=documents.column_names,
+        features=Features({"ids": Sequence(Value("int32"))}),
+        num_proc=num_proc,
+        new_fingerprint=Hasher.hash((documents._fingerprint, backend.to_str(), begin, end, FORMAT_VERSION)),
         desc="Tokenising",
     )
 

@@ -14,8 +14,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from datasets import Dataset
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
+from ..tokenization.generative import save_tokenizer
 from .loop import Loop, Outcome, Task, make_accelerator, steps_per_epoch
 from .run import MODEL, TOKENIZER, load_results, open_run, save_results, save_settings
 from .schedule import Budget
@@ -24,6 +25,9 @@ from .settings import TrainingSettings, to_dict
 logger = logging.getLogger("regard.training")
 
 Settings = TypeVar("Settings", bound=TrainingSettings)
+
+# So many of the generated texts are kept with the results.
+SHOWN = 5
 
 
 class Family(ABC, Generic[Settings]):
@@ -48,6 +52,14 @@ class Family(ABC, Generic[Settings]):
         """
 
     @abstractmethod
+    def load_model(self, settings: Settings, path: str) -> PreTrainedModel:
+        """Loads a trained model of the family, from a folder or the Hub."""
+
+    def settings_of(self, config: PreTrainedConfig) -> dict[str, Any]:
+        """The settings, by name, that a trained model asks for by itself."""
+        return {}
+
+    @abstractmethod
     def load_data(self, settings: Settings) -> tuple[Dataset, Dataset]:
         """The training rows and the held-out ones."""
 
@@ -55,9 +67,9 @@ class Family(ABC, Generic[Settings]):
     def make_processor(self, settings: Settings, rows: Dataset) -> Any:
         """The tokenizer or processor that the settings name, or one made from the training rows."""
 
-    def load_processor(self, folder: Path) -> Any:
-        """Reads a tokenizer or processor back from a folder."""
-        return AutoTokenizer.from_pretrained(folder)
+    def load_processor(self, path: str | Path) -> Any:
+        """Loads a tokenizer or processor, from a folder or the Hub."""
+        return AutoTokenizer.from_pretrained(path)
 
     @abstractmethod
     def make_task(
@@ -70,7 +82,8 @@ class Family(ABC, Generic[Settings]):
         """Lets the trained model do its work on held-out rows.
 
         Returns:
-            Entries of the results; `metrics` among them are added to those of the last evaluation.
+            Entries of the results. `metrics` among them are added to those of the last evaluation; `generated` are
+            what it made of all rows that it was tried on.
         """
 
 
@@ -115,14 +128,21 @@ def train(
         outcome = Loop(task, model, chosen, budget, folder, accelerator).run(resume)
         model = accelerator.unwrap_model(model).eval()
         results = _results(family.name, chosen, model, data, outcome, accelerator)
-        tried = family.try_out(chosen, model, processor, held_out)
-        results["metrics"] |= tried.pop("metrics", {})
-        results |= tried
+        add_tried(results, family.try_out(chosen, model, processor, held_out))
+        if "generated" in results:
+            results["generated"] = results["generated"][:SHOWN]
         _save(accelerator, folder, model, processor, results)
         return results
     finally:
         # Closes the trackers, and with them the process group.
         accelerator.end_training()
+
+
+def add_tried(results: dict[str, Any], tried: dict[str, Any]) -> None:
+    """Adds to results what `Family.try_out` gave."""
+    metrics = results["metrics"] | tried.pop("metrics", {})
+    results |= tried
+    results["metrics"] = metrics
 
 
 def _prepare(
@@ -136,7 +156,7 @@ def _prepare(
     if not begun:
         save_settings(folder, family.name, settings)
         # Renamed in: a resumed run takes a tokenizer that is there to be whole.
-        processor.save_pretrained(folder / f"partial-{TOKENIZER}")
+        save_tokenizer(processor, folder / f"partial-{TOKENIZER}")
         os.replace(folder / f"partial-{TOKENIZER}", folder / TOKENIZER)
     return task, processor, data
 
@@ -171,6 +191,6 @@ def _save(
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         model.save_pretrained(folder / MODEL)
-        processor.save_pretrained(folder / MODEL)
+        save_tokenizer(processor, folder / MODEL)
         save_results(folder, results)
     accelerator.wait_for_everyone()

@@ -87,3 +87,17 @@ def load_results(folder: Path) -> dict[str, Any] | None:
     """Reads what a run came to; None if it has not ended."""
     file = folder / RESULTS_FILE
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+
+def model_path(model: str | Path) -> str:
+    """The model of a run, if `model` is the folder of one; else `model` itself, a folder or a Hub id.
+
+    Raises:
+        ValueError: if it is a folder that holds no model, such as a run that has not ended.
+    """
+    folder = Path(model)
+    if (folder / MODEL / "config.json").is_file():
+        return str(folder / MODEL)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ValueError(f"`model` ({model}) holds no model: the run may not have ended (`--resume` goes on with it)")
+    return str(model)

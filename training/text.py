@@ -24,7 +24,9 @@ class CorpusSettings(TrainingSettings):
     documents: str = option("file", "What a document is in text files: 'file', 'blank-line' or 'line'.")
     max_documents: int | None = option(None, "Read no more documents than this.")
     streaming: bool = option(False, "Read a Hub data set row by row, without keeping its files.")
-    language: str = option("en", "Language of the text (ISO 639), for splitting sentences.")
+    language: str = option(
+        "en", "Language of the text (ISO 639): for the model card, and for splitting sentences where that is done."
+    )
 
     def check(self) -> None:
         """See `TrainingSettings.check`."""
