@@ -32,8 +32,9 @@ def _make_backbone(config: RegardCaptionerConfig) -> Any:
             f"`backbone_config` is of the model type {own.model_type!r}, of which there is no AutoBackbone"
         )
     # One without a choice of kernels, as convolutional ones are, would refuse any but eager.
-    has_kernels = MODEL_FOR_BACKBONE_MAPPING[type(own)]._supports_sdpa
-    return AutoBackbone.from_config(own, attn_implementation=own._attn_implementation if has_kernels else None)
+    backbone_class: Any = MODEL_FOR_BACKBONE_MAPPING[type(own)]
+    kernel = own._attn_implementation if backbone_class._supports_sdpa else None
+    return AutoBackbone.from_config(own, attn_implementation=kernel)
 
 
 class RegardCaptionerPreTrainedModel(RegardPreTrainedModel):
@@ -42,14 +43,14 @@ class RegardCaptionerPreTrainedModel(RegardPreTrainedModel):
     config_class = RegardCaptionerConfig
     config: RegardCaptionerConfig
     main_input_name = "pixel_values"
-    input_modalities = ("image", "text")
+    input_modalities = ["image", "text"]
     _no_split_modules = ["TransformerBlock", "RecurrentDecoderStep"]
 
 
 class RegardCaptionerEncoder(RegardCaptionerPreTrainedModel):
     """Looks at the image: features of every position of the backbone's last feature map, as wide as the decoder."""
 
-    input_modalities = ("image",)
+    input_modalities = ["image"]
 
     def __init__(self, config: RegardCaptionerConfig) -> None:
         super().__init__(config)
@@ -179,7 +180,7 @@ class RegardCaptionerForConditionalGeneration(RegardCaptionerPreTrainedModel, Ge
     @merge_with_config_defaults
     @can_return_tuple
     @takes_cache
-    def forward(
+    def forward(  # type: ignore[misc]
         self,
         pixel_values: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
@@ -220,9 +221,11 @@ class RegardCaptionerForConditionalGeneration(RegardCaptionerPreTrainedModel, Ge
                 vocabulary, or a caption longer than the positions.
         """
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(pixel_values, return_dict=True, **kwargs)
+            encoded = self.encoder(pixel_values, return_dict=True, **kwargs)
         elif isinstance(encoder_outputs, (tuple, list)):
-            encoder_outputs = BaseModelOutput(*encoder_outputs)
+            encoded = BaseModelOutput(*encoder_outputs)
+        else:
+            encoded = encoder_outputs
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         shown = bool(kwargs.pop("output_attentions", self.config.output_attentions))
@@ -231,7 +234,7 @@ class RegardCaptionerForConditionalGeneration(RegardCaptionerPreTrainedModel, Ge
         outputs = self.decoder(
             decoder_input_ids,
             attention_mask=decoder_attention_mask,
-            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoded.last_hidden_state,
             cache=cache,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache if labels is None else False,
@@ -255,7 +258,7 @@ class RegardCaptionerForConditionalGeneration(RegardCaptionerPreTrainedModel, Ge
             decoder_hidden_states=outputs.hidden_states,
             decoder_attentions=outputs.attentions if shown else None,
             cross_attentions=outputs.cross_attentions if shown else None,
-            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_last_hidden_state=encoded.last_hidden_state,
         )
 
     @property
@@ -265,11 +268,9 @@ class RegardCaptionerForConditionalGeneration(RegardCaptionerPreTrainedModel, Ge
             config.decoder_type == "recurrent" and config.alignment != "none" and config.attention_regularization > 0
         )
 
-    def _prepare_cache_for_generation(  # type: ignore[override]
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any
-    ) -> None:
+    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any) -> Any:
         if self.config.decoder_type == "transformer":
-            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)
+            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)  # type: ignore[misc]
         elif model_kwargs.get(CACHE) is None and generation_config.use_cache is not False:
             model_kwargs[CACHE] = RecurrentCache()
 

@@ -207,7 +207,7 @@ class RecurrentDecoderStep(GradientCheckpointingLayer):
         """The first state, from each layer's hidden state (B, E)."""
         return (*hidden, *(torch.zeros_like(each) for each in hidden)) if self.is_lstm else hidden
 
-    def forward(  # type: ignore[override]
+    def forward(
         self, embedded: Tensor, memory: Tensor, source: Tensor, mask: Tensor | None, *state: Tensor
     ) -> tuple[Tensor, ...]:
         """Reads a token (B, E), attending to a memory (B, S, C) under a mask (B, 1, S).

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 import os
 from collections.abc import Callable
 from dataclasses import MISSING, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -18,8 +20,10 @@ from transformers.utils import logging as transformers_logging
 
 from . import __version__
 from .fill import fill_masks
-from .train import train_bert
-from .training.bert import BertSettings
+from .generate import generate_text
+from .train import figure_lines, train_model
+from .training.evaluation import evaluate_model
+from .training.families import TRAINABLE
 from .training.settings import DURATIONS, field_types, read_yaml
 
 app = typer.Typer(
@@ -78,14 +82,14 @@ def _option_for(name: str, kind: Any, default: Any, help: str) -> inspect.Parame
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _parse_field(text: str) -> tuple[str, Any]:
+def _parse_field(text: str, option: str = "config", example: str = "hidden_size=256") -> tuple[str, Any]:
     name, separator, value = text.partition("=")
     if not separator:
-        raise ValueError(f"`config` ({text!r}) must be NAME=VALUE, such as hidden_size=256")
+        raise ValueError(f"`{option}` ({text!r}) must be NAME=VALUE, such as {example}")
     try:
         return name, yaml.safe_load(value)
     except yaml.YAMLError:
-        raise ValueError(f"`config` ({text!r}) has a value that is not YAML") from None
+        raise ValueError(f"`{option}` ({text!r}) has a value that is not YAML") from None
 
 
 def settings_command(settings_class: type, run: Callable[..., Any], output: str) -> Callable[..., None]:
@@ -144,9 +148,17 @@ def settings_command(settings_class: type, run: Callable[..., Any], output: str)
     return command
 
 
-train_app.command("bert", help="Pretrain a BERT: masked language modeling and next sentence prediction.")(
-    settings_command(BertSettings, train_bert, "runs/bert")
-)
+TRAIN_HELP = {
+    "bert": "Pretrain a BERT: masked language modeling and next sentence prediction.",
+    "decoder": "Train a decoder-only language model: each token from those before it.",
+    "transformer": "Train an encoder-decoder Transformer on pairs of texts.",
+    "recurrent": "Train a recurrent encoder-decoder with attention on pairs of texts.",
+    "captioner": "Train an image captioner that attends to the places of an image.",
+}
+for _name, _family in TRAINABLE.items():
+    train_app.command(_name, help=TRAIN_HELP[_name], short_help=TRAIN_HELP[_name].partition(":")[0].rstrip("."))(
+        settings_command(_family.settings_class, partial(train_model, _name), f"runs/{_name}")
+    )
 
 
 @app.command()
@@ -160,6 +172,49 @@ def fill(
         typer.echo(f"[MASK] {number}")
         for guess in guesses:
             typer.echo(f"  {guess.probability:7.2%}  {guess.token}")
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to go on from, text to rewrite, or an image's file.")],
+    model: Annotated[str, typer.Option(help="Folder of a run or a model, or a Hub id.")] = "runs/decoder",
+    max_new_tokens: Annotated[int | None, typer.Option(help="Most tokens to generate.")] = None,
+    sample: Annotated[bool, typer.Option(help="Whether a decoder draws its tokens.")] = True,
+    temperature: Annotated[float, typer.Option(help="Of the draw: below 1 sharper, above 1 flatter.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Draw among so many tokens; 0: among all.")] = 50,
+    top_p: Annotated[float, typer.Option(help="Draw among tokens with this share of the probability.")] = 0.9,
+    beams: Annotated[int, typer.Option(help="Search with so many beams instead of drawing.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="Of the draw; another text each time if not given.")] = None,
+) -> None:
+    """Generate: go on from a text, rewrite one, or caption an image."""
+    options: dict[str, Any] = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "beams": beams,
+        "seed": seed,
+    }
+    typer.echo(generate_text(prompt, model, max_new_tokens=max_new_tokens, sample=sample, **options))
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Argument(help="Folder of a run or a model, or a Hub id.")],
+    data: Annotated[str | None, typer.Option(help="Source to evaluate on, whole; else what the run held out.")] = None,
+    batches: Annotated[int | None, typer.Option(help="Batches to evaluate on; all if not given.")] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting of `train`, with _ for -, to change.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="JSON file for the figures and what was generated.")] = None,
+) -> None:
+    """Evaluate a trained model: the figures that its training ended with, or those on other data."""
+    changed = dict(_parse_field(text, "setting", "batch_size=8") for text in setting or ())
+    if batches is not None:
+        changed["evaluation_batches"] = batches
+    results = evaluate_model(model, data, changed)
+    if output is not None:
+        output.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    typer.echo("\n".join(figure_lines(results)))
 
 
 def main() -> None:

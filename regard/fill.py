@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from .training.run import MODEL
+from .training.run import model_path
 
 
 @dataclass(frozen=True)
@@ -17,20 +17,6 @@ class Guess:
 
     token: str
     probability: float
-
-
-def model_path(model: str | Path) -> str:
-    """The model of a run, if `model` is the folder of one; else `model` itself, a folder or a Hub id.
-
-    Raises:
-        ValueError: if it is a folder that holds no model, such as a run that has not ended.
-    """
-    folder = Path(model)
-    if (folder / MODEL / "config.json").is_file():
-        return str(folder / MODEL)
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ValueError(f"`model` ({model}) holds no model: the run may not have ended (`--resume` goes on with it)")
-    return str(model)
 
 
 @torch.inference_mode()

@@ -87,7 +87,7 @@ class RegardCaptionerProcessor(ProcessorMixin):
         """What `generate` takes."""
         return ["pixel_values", "decoder_input_ids"]
 
-    def __call__(  # type: ignore[override]
+    def __call__(
         self,
         images: ImageSource | Sequence[ImageSource] | None = None,
         text: str | Sequence[str] | None = None,
@@ -119,8 +119,8 @@ class RegardCaptionerProcessor(ProcessorMixin):
         kwargs.pop("padding", None)
         data: dict[str, Any] = {}
         if images is not None:
-            several = isinstance(images, Sequence) and not isinstance(images, str)
-            converted = [to_rgb(open_image(image)) for image in (images if several else [images])]
+            sources = [images] if isinstance(images, ImageSource) else images
+            converted = [to_rgb(open_image(source)) for source in sources]
             data |= self.image_processor(converted, return_tensors=return_tensors, **kwargs)
         if text is not None:
             data["decoder_input_ids"] = self._beginnings([text] if isinstance(text, str) else text)

@@ -86,9 +86,13 @@ def load_caption_split(settings: CaptionerSettings) -> tuple[Dataset, Dataset]:
         glyphs = load_glyphs(split, image_size=settings.image_size, size=size, seed=settings.seed)
         return glyphs.select_columns(["image", "text"])
 
-    def read(names: list[str], split: str) -> Dataset:
-        reading: dict[str, Any] = {"caption_column": settings.caption_column, "max_images": settings.max_images}
-        return concatenate_datasets([load_captions(name, split=split, **reading) for name in names])
+    def read(names: list[str], is_training: bool) -> Dataset:
+        reading: dict[str, Any] = {
+            "caption_column": settings.caption_column,
+            "split": settings.split,
+            "max_images": settings.max_images if is_training else None,
+        }
+        return concatenate_datasets([load_captions(name, **reading) for name in names])
 
     return load_rows(settings, "glyphs", make, read)
 
@@ -311,7 +315,7 @@ class CaptionerFamily(Family[CaptionerSettings]):
         data = {"images": len(rows), "tokens": len(parts[0].ids), "held_out_images": len(held_out)}
         logger.info("%s images, captions of %s tokens; held out: %s images.", *(f"{n:,}" for n in data.values()))
         check_vocabulary(processor.tokenizer, self.make_config(settings, processor).vocab_size)
-        return CaptionerTask(*parts, processor), data
+        return CaptionerTask(parts[0], parts[1], processor), data
 
     def try_out(
         self, settings: CaptionerSettings, model: PreTrainedModel, processor: Any, held_out: Dataset

@@ -44,7 +44,12 @@ class DecoderSettings(CorpusSettings, SizedSettings):
         Raises:
             ValueError: if the fields do not fit together, or the positions do not reach as far as the examples.
         """
-        fields: dict[str, Any] = {**self.transformer_fields(), "vocab_size": self.vocab_size}
+        fields: dict[str, Any] = {
+            **self.transformer_fields(),
+            "vocab_size": self.vocab_size,
+            # A position that no example reaches would stay as it began.
+            "max_position_embeddings": self.max_length,
+        }
         if tokenizer is not None:
             fields["vocab_size"] = len(tokenizer)
             fields |= {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
@@ -161,7 +166,7 @@ class DecoderFamily(Family[DecoderSettings]):
             BlockExamples(tokenize_texts(part, processor), settings.max_length, settings.seed)
             for part in (rows, held_out)
         ]
-        task = DecoderTask(*parts, processor.pad_token_id, vocab_size)
+        task = DecoderTask(parts[0], parts[1], processor.pad_token_id, vocab_size)
         data = {
             "documents": len(rows),
             "tokens": len(parts[0].ids),
@@ -183,7 +188,7 @@ class DecoderFamily(Family[DecoderSettings]):
 
 @torch.inference_mode()
 def continue_texts(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, documents: Dataset, settings: DecoderSettings
+    model: Any, tokenizer: PreTrainedTokenizerFast, documents: Dataset, settings: DecoderSettings
 ) -> list[dict[str, str]]:
     """Samples how held-out documents might go on.
 
@@ -210,7 +215,8 @@ def continue_texts(
             inputs, attention_mask=torch.ones_like(inputs), do_sample=True, top_p=0.9, max_new_tokens=length
         )
         prompt, continuation = (
-            tokenizer.decode(part, skip_special_tokens=True) for part in (generated[0, :begun], generated[0, begun:])
+            str(tokenizer.decode(part, skip_special_tokens=True))
+            for part in (generated[0, :begun], generated[0, begun:])
         )
         examples.append({"prompt": prompt, "continuation": continuation})
     return examples

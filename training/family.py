@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from abc import ABC, abstractmethod
 from dataclasses import asdict
 from importlib.metadata import version
@@ -131,7 +132,7 @@ def train(
         add_tried(results, family.try_out(chosen, model, processor, held_out))
         if "generated" in results:
             results["generated"] = results["generated"][:SHOWN]
-        _save(accelerator, folder, model, processor, results)
+        _save(accelerator, folder, model, results)
         return results
     finally:
         # Closes the trackers, and with them the process group.
@@ -185,12 +186,11 @@ def _results(
     }
 
 
-def _save(
-    accelerator: Accelerator, folder: Path, model: PreTrainedModel, processor: Any, results: dict[str, Any]
-) -> None:
+def _save(accelerator: Accelerator, folder: Path, model: PreTrainedModel, results: dict[str, Any]) -> None:
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         model.save_pretrained(folder / MODEL)
-        save_tokenizer(processor, folder / MODEL)
+        # As it was when the run began: using it has left its last padding and truncation in it.
+        shutil.copytree(folder / TOKENIZER, folder / MODEL, dirs_exist_ok=True)
         save_results(folder, results)
     accelerator.wait_for_everyone()

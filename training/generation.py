@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from .metrics import bleu, chrf, exact_match
 
 
 @torch.inference_mode()
 def generate_texts(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batches: Iterable[dict[str, Any]], **options: Any
+    model: Any, tokenizer: PreTrainedTokenizerBase, batches: Iterable[dict[str, Any]], **options: Any
 ) -> list[str]:
     """Generates a text for each row of the batches, greedily if the options don't say otherwise.
 

@@ -169,7 +169,7 @@ def evaluate(task: Task, model: nn.Module, settings: TrainingSettings, accelerat
     for batch in make_loader(task, examples, own or batches[:1], settings.workers, accelerator):
         batch = send_to_device(batch, accelerator.device)
         for name, value in task.sums(task.forward(model, batch), batch).items():
-            sums[name] = sums.get(name, 0) + weight * value.double()
+            sums[name] = sums.get(name, 0) + weight * value.to(accelerator.device).double()
     model.train(was_training)
     return task.metrics({name: float(accelerator.reduce(value)) for name, value in sums.items()})
 

@@ -13,7 +13,7 @@ def load_rows(
     settings: TrainingSettings,
     built_in: str,
     make: Callable[[str, str], Dataset],
-    read: Callable[[list[str], str], Dataset],
+    read: Callable[[list[str], bool], Dataset],
 ) -> tuple[Dataset, Dataset]:
     """The training rows and the held-out ones that the settings name.
 
@@ -23,7 +23,8 @@ def load_rows(
         settings: give the sources, the held-out share or source, and the seed of the draw.
         built_in: name of the built-in data; `name:...` asks for some of it.
         make: makes built-in data, from the name and the split.
-        read: reads all other sources, from their names and the split.
+        read: reads all other sources, from their names and whether they are for training; what is held out is read in
+            full.
 
     Raises:
         ValueError: if `validation` is neither a share nor a source, or a part would be empty.
@@ -42,11 +43,11 @@ def load_rows(
         name = settings.validation
         # The training split of the Hub's data sets is the default; built-in data has its own for this.
         split = "validation" if settings.split == "train" else settings.split
-        held_out.append(make(name, split) if is_built_in(name) else read([name], settings.split))
+        held_out.append(make(name, split) if is_built_in(name) else read([name], False))
     else:
         held_out += [make(name, "validation") for name in made]
     if own:
-        found = read(own, settings.split)
+        found = read(own, True)
         if share is not None:
             number = max(1, round(share * len(found)))
             if len(found) <= number:

@@ -68,11 +68,6 @@ class PairSettings(SizedSettings):
         if self.max_length < 2:
             raise ValueError(f"`max_length` ({self.max_length}) must be at least 2: one token and the end")
 
-    @property
-    def evaluated(self) -> int | None:
-        """How many of the held-out pairs, the first ones, an evaluation takes; None: all."""
-        return None if self.evaluation_batches is None else self.evaluation_batches * self.batch_size
-
 
 def load_pair_split(settings: PairSettings) -> tuple[Dataset, Dataset]:
     """The training pairs and the held-out ones; those of `dates` share no date. See `load_rows`."""
@@ -86,13 +81,13 @@ def load_pair_split(settings: PairSettings) -> tuple[Dataset, Dataset]:
             seed=settings.seed,
         )
 
-    def read(names: list[str], split: str) -> Dataset:
+    def read(names: list[str], is_training: bool) -> Dataset:
         return load_pairs(
             names,
             source_column=settings.source_column,
             target_column=settings.target_column,
-            split=split,
-            max_pairs=settings.max_pairs,
+            split=settings.split,
+            max_pairs=settings.max_pairs if is_training else None,
         )
 
     return load_rows(settings, "dates", make, read)
@@ -124,11 +119,10 @@ class PairTask:
         train: makes the training examples.
         held_out: makes the held-out ones.
         pad_id: id of the padding token.
-        evaluated: how many of the held-out ones, the first, are evaluated on; None: all.
     """
 
-    def __init__(self, train: PairExamples, held_out: PairExamples, pad_id: int, evaluated: int | None = None) -> None:
-        self._train, self._held_out, self._evaluated = train, held_out, evaluated
+    def __init__(self, train: PairExamples, held_out: PairExamples, pad_id: int) -> None:
+        self._train, self._held_out = train, held_out
         self.collate = PairCollator(pad_id)
 
     def epoch(self, number: int) -> PairEpoch:
@@ -207,11 +201,13 @@ class PairFamily(Family[Settings]):
         }
         logger.info("%s pairs with %s tokens; held out: %s pairs.", *(f"{number:,}" for number in data.values()))
         check_vocabulary(processor, self.make_config(settings, processor).vocab_size)
-        return PairTask(*parts, processor.pad_token_id, settings.evaluated), data
+        return PairTask(parts[0], parts[1], processor.pad_token_id), data
 
     def try_out(self, settings: Any, model: PreTrainedModel, processor: Any, held_out: Dataset) -> dict[str, Any]:
         """See `Family`: generates the targets of the held-out sources."""
-        number = min(len(held_out), settings.evaluated or len(held_out))
+        number = len(held_out)
+        if settings.evaluation_batches is not None:
+            number = min(number, settings.evaluation_batches * settings.batch_size)
         sources, references = held_out[:number]["source"], held_out[:number]["target"]
         # The longest first, as the batches then have little padding.
         order = sorted(range(number), key=lambda row: -len(sources[row]))

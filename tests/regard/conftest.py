@@ -1,5 +1,6 @@
-"""The command line in this process, and a tiny run for it to work on."""
+"""The command line in this process, and tiny runs for it to work on."""
 
+import json
 import logging
 import os
 import random
@@ -67,6 +68,47 @@ def run_folder(tiny, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def tiny_decoder(tiny) -> dict:
+    """Settings of a decoder's run that takes no time."""
+    return {**tiny, "vocab_size": 300}
+
+
+@pytest.fixture(scope="session")
+def tiny_pairs(tmp_path_factory) -> dict:
+    """Settings of an encoder-decoder's run that takes no time: words, to be written in capitals."""
+    rng = random.Random(0)
+    sources = [" ".join(rng.choices(WORDS, k=rng.randint(1, 4))) for _ in range(60)]
+    file = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    rows = (json.dumps({"source": source, "target": source.upper()}) for source in sources)
+    file.write_text("\n".join(rows), encoding="utf-8")
+    config = {"hidden_size": 32}
+    return {**TINY, "data": [str(file)], "vocab_size": 300, "config": config}
+
+
+@pytest.fixture(scope="session")
+def trained(tiny_decoder, tiny_pairs, tmp_path_factory):
+    """Makes a run of a family that generates, once, and gives its folder."""
+    from regard.training.families import TRAINABLE
+    from regard.training.family import train
+
+    folder = tmp_path_factory.mktemp("trained")
+
+    def run(family: str) -> Path:
+        if not (folder / family).exists():
+            AcceleratorState._reset_state(reset_partial_state=True)
+            train(TRAINABLE[family], folder / family, tiny_decoder if family == "decoder" else tiny_pairs)
+        return folder / family
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def decoder_folder(trained) -> Path:
+    """A decoder's run that has ended."""
+    return trained("decoder")
+
+
 @pytest.fixture
 def command(capfd, monkeypatch):
     """Runs a command line, and says how it ended."""
@@ -94,6 +136,46 @@ def command(capfd, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the Hub's bars are off for all tests
         transformers_logging.enable_progress_bar()
+
+
+@pytest.fixture
+def tiny_of(tiny, tiny_decoder, tiny_pairs):
+    """The tiny settings of a family."""
+    return {"bert": tiny, "decoder": tiny_decoder, "transformer": tiny_pairs, "recurrent": tiny_pairs}.__getitem__
+
+
+@pytest.fixture
+def flags(tiny):
+    """The tiny settings as flags, or others; what is given takes their place, and `None` leaves one out."""
+
+    def make(settings: dict | None = None, /, **given) -> list[str]:
+        made = []
+        for name, value in {**(tiny if settings is None else settings), **given}.items():
+            flag = "--" + name.replace("_", "-")
+            if isinstance(value, dict):
+                made += [part for key, own in value.items() for part in (flag, f"{key}={own}")]
+            elif isinstance(value, list):
+                made += [part for own in value for part in (flag, str(own))]
+            elif value is not None:
+                made += [flag, str(value)]
+        return made
+
+    return make
+
+
+@pytest.fixture
+def refusal(command):
+    """The one line that a command prints when it is used in a wrong way."""
+
+    def run(*arguments: str) -> str:
+        ended = command(*arguments)
+        assert ended.code == 2
+        lines = ended.err.splitlines()
+        assert len(lines) == 1
+        assert lines[0].startswith("regard: ")
+        return lines[0]
+
+    return run
 
 
 @pytest.fixture(scope="session", autouse=True)

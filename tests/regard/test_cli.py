@@ -1,3 +1,4 @@
+import inspect
 import json
 import logging
 import os
@@ -7,46 +8,16 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import typer.main
 import yaml
 
 import regard.cli
+from regard.generate import generate_text
+from regard.train import figure_lines
 from regard.training.bert import BertSettings
+from regard.training.families import TRAINABLE
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def flags(tiny):
-    """The tiny settings as flags; what is given takes their place, and `None` leaves one out."""
-
-    def make(**given) -> list[str]:
-        made = []
-        for name, value in {**tiny, **given}.items():
-            flag = "--" + name.replace("_", "-")
-            if isinstance(value, dict):
-                made += [part for key, own in value.items() for part in (flag, f"{key}={own}")]
-            elif isinstance(value, list):
-                made += [part for own in value for part in (flag, str(own))]
-            elif value is not None:
-                made += [flag, str(value)]
-        return made
-
-    return make
-
-
-@pytest.fixture
-def refusal(command):
-    """The one line that a command prints when it is used in a wrong way."""
-
-    def run(*arguments: str) -> str:
-        ended = command(*arguments)
-        assert ended.code == 2
-        lines = ended.err.splitlines()
-        assert len(lines) == 1
-        assert lines[0].startswith("regard: ")
-        return lines[0]
-
-    return run
 
 
 # Help
@@ -55,23 +26,59 @@ def refusal(command):
 def test_help(command):
     for arguments in ([], ["--help"]):
         ended = command(*arguments)
-        assert "train" in ended.out + ended.err
-        assert "fill" in ended.out + ended.err
+        for name in ("train", "fill", "generate", "evaluate"):
+            assert name in ended.out + ended.err
     assert command("--help").code == 0
 
 
-def test_help_explains_every_setting(command):
-    ended = command("train", "bert", "--help")
+@pytest.mark.parametrize("family", TRAINABLE)
+def test_help_explains_every_setting(command, family):
+    ended = command("train", family, "--help")
     assert ended.code == 0
     text = " ".join(ended.out.split())
-    for setting in fields(BertSettings):
+    assert regard.cli.TRAIN_HELP[family] in text
+    for setting in fields(TRAINABLE[family].settings_class):
         flag = "--" + setting.name.replace("_", "-")
         assert flag in text
         assert " ".join(setting.metadata["help"].split()) in text
+    for own in ("--output", "--resume", "--settings", f"[default: runs/{family}]"):
+        assert own in text
+
+
+def test_help_tells_defaults_and_choices(command):
+    text = " ".join(command("train", "bert", "--help").out.split())
     for shown in ("[default: python-docs]", "[default: 0.15]", "[default: tiny]", "NAME=VALUE", "--no-lowercase"):
         assert shown in text
-    for own in ("--output", "--resume", "--settings"):
-        assert own in text
+    text = " ".join(command("train", "recurrent", "--help").out.split())
+    for shown in ("[default: dates]", "[default: additive]", "[default: gru]", "[default: 224]", "[default: 64]"):
+        assert shown in text
+
+
+def test_help_names_every_family(command):
+    ended = command("train", "--help")
+    for family in TRAINABLE:
+        assert f"{family} " in ended.out
+        assert regard.cli.TRAIN_HELP[family].partition(":")[0].rstrip(".") in " ".join(ended.out.split())
+
+
+@pytest.mark.parametrize("name", ["fill", "generate", "evaluate"])
+def test_help_explains_every_option(command, name):
+    ended = command(name, "--help")
+    assert ended.code == 0
+    text = " ".join(ended.out.split())
+    parameters = typer.main.get_command(regard.cli.app).commands[name].params
+    assert len(parameters) > 2
+    for parameter in parameters:
+        assert parameter.help
+        assert " ".join(parameter.help.split()) in text
+        assert all(flag in text for flag in parameter.opts)
+
+
+def test_generating_has_the_options_and_defaults_of_the_function():
+    command, function = (inspect.signature(made).parameters for made in (regard.cli.generate, generate_text))
+    assert {name: own.default for name, own in command.items()} == {
+        name: own.default for name, own in function.items()
+    }
 
 
 def test_version(command):
@@ -97,6 +104,43 @@ def test_a_run_from_flags(command, flags, tmp_path):
         assert part in ended.out
     assert "next sentences told" not in ended.out
     assert (tmp_path / "run" / "model" / "README.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "shown"),
+    [
+        ("decoder", "RegardDecoderForCausalLM", "AutoModelForCausalLM"),
+        ("transformer", "RegardTransformerForConditionalGeneration", "AutoModelForSeq2SeqLM"),
+        ("recurrent", "RegardRecurrentForConditionalGeneration", "AutoModelForSeq2SeqLM"),
+    ],
+)
+def test_a_run_of_each_generating_family(command, flags, tiny_of, tmp_path, family, architecture, shown):
+    line = ["train", family, *flags(tiny_of(family), steps=3, dropout=0.25), "--output", tmp_path / "run"]
+    ended = command(*line)
+    assert ended.code == 0
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert (results["family"], results["architecture"], results["step"]) == (family, architecture, 3)
+    assert results["settings"]["dropout"] == 0.25
+    for part in ("Trained for 3 steps", "To load it, in Python:", shown, *figure_lines(results)):
+        assert part in ended.out
+    assert (tmp_path / "run" / "model" / "README.md").exists()
+    again = command(*line, "--resume")
+    assert again.code == 0
+    assert "has already ended" in again.out
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"alignment": "additive", "rnn_type": "gru"}),
+        ({"alignment": "none", "rnn_type": "lstm"}, {"alignment": "none", "rnn_type": "lstm"}),
+    ],
+)
+def test_flags_of_the_recurrent_family(command, flags, tiny_pairs, tmp_path, given, expected):
+    line = flags(tiny_pairs, steps=1, **given)
+    assert command("train", "recurrent", *line, "--output", tmp_path / "run").code == 0
+    config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    assert {name: config[name] for name in expected} == expected
 
 
 def test_a_run_from_a_file_with_flags_before_it(command, tiny, tmp_path):
@@ -140,6 +184,16 @@ def test_only_the_first_of_several_processes_speaks(command, flags, tmp_path, mo
     monkeypatch.setenv("RANK", "0")
     command("fill", "no mask", "--model", tmp_path)
     assert logging.getLogger("regard").level == logging.INFO
+
+
+def test_a_duration_given_as_a_flag_goes_before_another_in_the_file(tmp_path):
+    seen = []
+    command = regard.cli.settings_command(BertSettings, lambda output, chosen, resume: seen.append(chosen), "runs")
+    file = tmp_path / "settings.yaml"
+    file.write_text("steps: 5\nseed: 3\n")
+    command(output=tmp_path, resume=False, settings=file, epochs=2.0)
+    command(output=tmp_path, resume=False, settings=file, batch_size=4)
+    assert seen == [{"seed": 3, "epochs": 2.0}, {"steps": 5, "seed": 3, "batch_size": 4}]
 
 
 # Training that cannot be
@@ -212,6 +266,31 @@ def test_a_mistake_is_told_in_one_line_and_nothing_is_written(refusal, flags, tm
 
 
 @pytest.mark.parametrize(
+    ("family", "given", "expected"),
+    [
+        ("decoder", {"max_length": 33}, "`max_length` (33) is more than `max_position_embeddings` (32)"),
+        ("decoder", {"max_length": 1}, "`max_length` (1) must be at least 2"),
+        ("decoder", {"vocab_size": 99}, "`vocab_size` (99) must be at least 260"),
+        ("decoder", {"dropout": 1}, "`dropout` (1.0) must be at least 0 and less than 1"),
+        ("decoder", {"data": ["nowhere.txt"]}, "`data` ('nowhere.txt') is not 'python-docs'"),
+        ("decoder", {"config": {"alignment": "dot"}}, "has no field `alignment`"),
+        ("transformer", {"units": "syllables"}, "`units` ('syllables') must be one of characters, pieces"),
+        ("transformer", {"source_column": "sauce"}, "has no column 'sauce'"),
+        ("transformer", {"max_length": 1}, "`max_length` (1) must be at least 2"),
+        ("transformer", {"beams": 0}, "`beams` (0) must be at least 1"),
+        ("transformer", {"config": {"hidden_size": 30}}, "`hidden_size` (30) must be a multiple of"),
+        ("recurrent", {"alignment": "sideways"}, "`alignment` ('sideways') must be one of dot"),
+        ("recurrent", {"rnn_type": "rnn"}, "`rnn_type` ('rnn') must be one of gru, lstm"),
+        ("recurrent", {"batch_size": 5_000}, "fewer than one batch (`batch_size` 5000)"),
+    ],
+)
+def test_a_mistake_of_each_family_is_told_in_one_line(refusal, flags, tiny_of, tmp_path, family, given, expected):
+    line = flags(tiny_of(family), **given)
+    assert expected in refusal("train", family, *line, "--output", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
     ("content", "expected"),
     [
         ("stepz: 5", "there is no setting `stepz`: did you mean `steps`?"),
@@ -241,9 +320,7 @@ def test_a_tokenizer_without_a_mask(refusal, flags, tmp_path, run_folder):
     tokenizer.mask_token = None
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     given = flags(tokenizer=tmp_path / "tokenizer")
-    assert "has no mask token, which pretraining needs" in refusal(
-        "train", "bert", *given, "--output", tmp_path / "run"
-    )
+    assert "has no mask token, which training needs" in refusal("train", "bert", *given, "--output", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -281,43 +358,3 @@ def test_a_mistake_in_a_real_process(tmp_path, flags):
     assert ended.stdout == ""
     assert len(ended.stderr.splitlines()) == 1
     assert "latin.txt' is not UTF-8: byte 3 (0xe9)" in ended.stderr
-
-
-# Filling
-
-
-def test_masks_are_filled(command, run_folder):
-    ended = command("fill", "the [MASK] of the [MASK]", "--model", run_folder, "--top", "2")
-    assert ended.code == 0
-    lines = ended.out.splitlines()
-    assert [line for line in lines if not line.startswith(" ")] == ["[MASK] 1", "[MASK] 2"]
-    assert [len(line.split()) for line in lines if line.startswith(" ")] == [2] * 4
-    shares = [float(line.split()[0].rstrip("%")) for line in lines if line.startswith(" ")]
-    assert shares[0] >= shares[1] > 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["no mask"], "has no [MASK]"),
-        (["a [MASK]", "--top", "0"], "`top` (0) must be at least 1"),
-        (["a " * 40 + "[MASK]"], "`max_position_embeddings`"),
-    ],
-)
-def test_filling_that_cannot_be(refusal, run_folder, arguments, expected):
-    assert expected in refusal("fill", *arguments, "--model", run_folder)
-
-
-def test_filling_without_a_model(refusal, tmp_path):
-    assert "holds no model" in refusal("fill", "a [MASK]", "--model", tmp_path)
-    assert "nowhere" in refusal("fill", "a [MASK]", "--model", tmp_path / "nowhere")
-
-
-def test_a_duration_given_as_a_flag_goes_before_another_in_the_file(tmp_path):
-    seen = []
-    command = regard.cli.settings_command(BertSettings, lambda output, chosen, resume: seen.append(chosen), "runs")
-    file = tmp_path / "settings.yaml"
-    file.write_text("steps: 5\nseed: 3\n")
-    command(output=tmp_path, resume=False, settings=file, epochs=2.0)
-    command(output=tmp_path, resume=False, settings=file, batch_size=4)
-    assert seen == [{"seed": 3, "epochs": 2.0}, {"steps": 5, "seed": 3, "batch_size": 4}]

@@ -161,3 +161,46 @@ def _fresh_accelerator():
     # Accelerate keeps the precision of a process's first run, and refuses another.
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
+
+
+# Runs on pairs
+
+TINY_PAIRS = {
+    "data": ["dates:en_US,de"],
+    "max_pairs": 60,
+    "max_dates": 2,
+    "max_length": 90,
+    "steps": 3,
+    "batch_size": 8,
+    "evaluation_batches": 1,
+    "log_with": ["none"],
+}
+TINY_MODELS = {
+    "transformer": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48},
+    "recurrent": {"hidden_size": 32},
+}
+
+
+@pytest.fixture(scope="session")
+def train_pairs():
+    """Runs a tiny training on pairs in a folder; what is given goes before the tiny settings."""
+    from regard.training.families import TRAINABLE
+    from regard.training.family import train
+
+    def run(family: str, folder: Path, resume: bool = False, **given) -> dict:
+        settings = {**TINY_PAIRS, **given, "config": {**TINY_MODELS[family], **given.get("config", {})}}
+        return train(TRAINABLE[family], folder, settings, resume=resume)
+
+    return run
+
+
+@pytest.fixture
+def write_pairs(tmp_path):
+    """Writes pairs into a file with the columns `source` and `target`, or others, and names it."""
+
+    def write(name: str, pairs: list[tuple[str, str]], columns: tuple[str, str] = ("source", "target")) -> str:
+        lines = [json.dumps(dict(zip(columns, pair, strict=True)), ensure_ascii=False) for pair in pairs]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+        return str(tmp_path / f"{name}.jsonl")
+
+    return write

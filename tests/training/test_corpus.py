@@ -1,12 +1,16 @@
+import collections
+import copy
+
 import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
 from datasets import Dataset, Features, Sequence, Value
 
+from regard.tokenization.byte_level import train_byte_level
 from regard.tokenization.wordpiece import train_wordpiece
 from regard.training import corpus
-from regard.training.corpus import FlatColumn, tokenize_documents
+from regard.training.corpus import FlatColumn, count_tokens, plain_backend, tokenize_documents, tokenize_texts
 from regard.training.sentences import split_sentences
 from regard.training.sources import load_documents
 
@@ -138,6 +142,119 @@ def test_rows_are_memory_mapped(documents, tokenizer):
     assert isinstance(tokens.data, datasets.table.MemoryMappedTable)
 
 
+# Whole documents
+
+
+@pytest.fixture(scope="module")
+def generative_tokenizer(texts):
+    """A byte-level tokenizer with tokens that begin and end a text."""
+    return train_byte_level(texts, vocab_size=300, model_max_length=16)
+
+
+class Counted:
+    """A backend that counts the texts it is given."""
+
+    def __init__(self, backend, seen: list[str]) -> None:
+        self._backend, self._seen = backend, seen
+
+    def encode_batch(self, texts: list[str], **options):
+        self._seen += texts
+        return self._backend.encode_batch(texts, **options)
+
+    def to_str(self) -> str:
+        return self._backend.to_str()
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """Gathers the texts that are encoded from now on."""
+    seen: list[str] = []
+    monkeypatch.setattr(corpus, "plain_backend", lambda tokenizer: Counted(plain_backend(tokenizer), seen))
+    return seen
+
+
+def test_rows_hold_whole_documents(documents, generative_tokenizer):
+    rows = tokenize_texts(documents, generative_tokenizer)
+    assert rows.column_names == ["ids"]
+    assert len(rows) == len(documents) == 12
+    for ids, text in zip(rows["ids"], documents["text"], strict=True):
+        assert len(ids) > generative_tokenizer.model_max_length
+        assert (ids[0], ids[-1]) == (generative_tokenizer.bos_token_id, generative_tokenizer.eos_token_id)
+        assert not set(ids[1:-1]) & set(generative_tokenizer.all_special_ids)
+        assert generative_tokenizer.decode(ids[1:-1]) == text
+
+
+def test_a_tokenizer_without_a_begin_token(documents, generative_tokenizer):
+    without = copy.deepcopy(generative_tokenizer)
+    without.bos_token = None
+    rows, expected = tokenize_texts(documents, without), tokenize_texts(documents, generative_tokenizer)
+    assert rows["ids"] == [ids[1:] for ids in expected["ids"]]
+
+
+def test_names_of_special_tokens_are_text_in_whole_documents(generative_tokenizer):
+    text = "A <s> in <pad> the </s> text<unk></s>."
+    (row,) = tokenize_texts(Dataset.from_dict({"text": [text]}), generative_tokenizer)
+    assert not set(row["ids"][1:-1]) & set(generative_tokenizer.all_special_ids)
+    assert generative_tokenizer.decode(row["ids"][1:-1]) == text
+    # The tokenizer itself still knows them.
+    assert set(generative_tokenizer.all_special_ids) <= set(generative_tokenizer(text)["input_ids"])
+
+
+def test_whole_documents_are_neither_cut_nor_padded(documents, generative_tokenizer):
+    expected = tokenize_texts(documents, generative_tokenizer)["ids"]
+    tokenizer = copy.deepcopy(generative_tokenizer)
+    tokenizer(["Some text."], truncation=True, max_length=4, padding="max_length")
+    before = tokenizer.backend_tokenizer.to_str()
+    assert tokenizer.backend_tokenizer.truncation
+    assert tokenizer.backend_tokenizer.padding
+    documents = documents.map(lambda row: row)  # not the cached rows
+    assert tokenize_texts(documents, tokenizer)["ids"] == expected
+    # Nor is the tokenizer changed.
+    assert tokenizer.backend_tokenizer.to_str() == before
+    assert not tokenizer.backend_tokenizer.encode_special_tokens
+
+
+def test_several_processes_give_the_same_whole_documents(fresh_documents, generative_tokenizer, documents):
+    expected = tokenize_texts(documents, generative_tokenizer)[:]
+    assert tokenize_texts(fresh_documents, generative_tokenizer, num_proc=2)[:] == expected
+
+
+def test_whole_documents_are_read_from_the_cache(fresh_documents, generative_tokenizer, encoded, tmp_path):
+    first = tokenize_texts(fresh_documents, generative_tokenizer)
+    assert encoded == fresh_documents["text"]
+    assert isinstance(first.data, datasets.table.MemoryMappedTable)
+    generative_tokenizer.save_pretrained(tmp_path / "tokenizer")
+    saved = type(generative_tokenizer).from_pretrained(tmp_path / "tokenizer")
+    for tokenizer in (generative_tokenizer, saved):
+        assert tokenize_texts(fresh_documents, tokenizer)[:] == first[:]
+    assert len(encoded) == 12
+
+
+def test_whole_documents_are_tokenised_anew_where_they_would_differ(
+    fresh_documents, generative_tokenizer, encoded, texts, monkeypatch
+):
+    tokenize_texts(fresh_documents, generative_tokenizer)
+    without, other_end = copy.deepcopy(generative_tokenizer), copy.deepcopy(generative_tokenizer)
+    without.bos_token = None
+    other_end.eos_token = "<pad>"
+    for number, tokenizer in enumerate([without, other_end, train_byte_level(texts, vocab_size=280)], start=2):
+        tokenize_texts(fresh_documents, tokenizer)
+        assert len(encoded) == 12 * number
+    tokenize_texts(fresh_documents.select(range(5)), generative_tokenizer)
+    assert len(encoded) == 53
+    monkeypatch.setattr(corpus, "FORMAT_VERSION", corpus.FORMAT_VERSION + 1)
+    tokenize_texts(fresh_documents, generative_tokenizer)
+    assert len(encoded) == 65
+
+
+def test_sentences_and_whole_documents_of_one_tokenizer_are_cached_apart(fresh_documents, generative_tokenizer):
+    sentences = tokenize_documents(fresh_documents, generative_tokenizer)
+    whole = tokenize_texts(fresh_documents, generative_tokenizer)
+    assert set(sentences.column_names) == {"ids", "starts_word", "sentence_lengths"}
+    assert whole.column_names == ["ids"]
+    assert tokenize_documents(fresh_documents, generative_tokenizer)[:] == sentences[:]
+
+
 # Flat columns
 
 ROWS = [[1, 2, 3], [], [4], [], [], [5, 6], [7, 8, 9, 10], [11], []]
@@ -202,3 +319,16 @@ def test_reading_a_flat_column_copies_no_chunk():
     part = column[10:20]
     assert pa.total_allocated_bytes() - before < 40_000  # of 400,000
     assert not part.flags.owndata
+
+
+# Counts
+
+
+@pytest.mark.parametrize("writer_batch_size", [1, 2, 100])
+def test_tokens_are_counted(writer_batch_size):
+    rows = [[3, 1, 3], [], [3], [0, 6], [], [1, 3]]
+    expected = collections.Counter(id_ for row in rows for id_ in row)
+    for vocab_size in (7, 11):
+        counts = count_tokens(column_of(rows, writer_batch_size), vocab_size)
+        assert counts.tolist() == [expected[id_] for id_ in range(vocab_size)]
+    assert count_tokens(column_of([[], []], writer_batch_size), 5).tolist() == [0] * 5
