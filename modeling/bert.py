@@ -24,7 +24,6 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..configuration.bert import RegardBertConfig
-from . import weights  # noqa: F401  (registers the on-disk format)
 from .attention import MultiHeadAttention
 from .base import (
     RegardPreTrainedModel,
@@ -38,8 +37,11 @@ from .base import (
 )
 from .block import TransformerBlock, TransformerStack
 from .positions import LearnedPositions
+from .weights import register_bert_weights
 
 logger = logging.get_logger(__name__)
+
+register_bert_weights()
 
 
 class BertEmbeddings(nn.Module):

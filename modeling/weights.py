@@ -134,6 +134,3 @@ def register_bert_weights() -> None:
     for name, mapping in mappings.items():
         # Code published beside a checkpoint registers the same once more when this package is imported too.
         register_checkpoint_conversion_mapping(name, mapping, overwrite=True)
-
-
-register_bert_weights()

@@ -21,9 +21,13 @@ from transformers.utils import logging as transformers_logging
 from . import __version__
 from .fill import fill_masks
 from .generate import generate_text
+from .push import push as push_run
+from .sharing.export import export_model
 from .train import figure_lines, train_model
 from .training.evaluation import evaluate_model
 from .training.families import TRAINABLE
+from .training.finetune import TASKS, FinetuneSettings, finetune
+from .training.run import model_path
 from .training.settings import DURATIONS, field_types, read_yaml
 
 app = typer.Typer(
@@ -35,6 +39,8 @@ app = typer.Typer(
 )
 train_app = typer.Typer(help="Train a model.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(train_app, name="train")
+finetune_app = typer.Typer(help="Fine-tune a model for a task.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(finetune_app, name="finetune")
 
 
 class _Console(logging.Handler):
@@ -161,6 +167,20 @@ for _name, _family in TRAINABLE.items():
     )
 
 
+FINETUNE_HELP = {
+    "classification": "Tell texts, or pairs of texts, into classes.",
+    "regression": "Give texts, or pairs of texts, a number.",
+    "multi-label": "Give texts any number of labels.",
+    "tokens": "Tag the words of texts, with names of people and places for example.",
+    "question-answering": "Find the answers to questions in texts.",
+    "multiple-choice": "Choose among continuations of texts.",
+}
+for _task in TASKS:
+    finetune_app.command(_task, help=FINETUNE_HELP[_task])(
+        settings_command(FinetuneSettings, partial(finetune, _task), f"runs/{_task}")
+    )
+
+
 @app.command()
 def fill(
     text: Annotated[str, typer.Argument(help="Text with one or more [MASK].")],
@@ -215,6 +235,30 @@ def evaluate(
     if output is not None:
         output.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     typer.echo("\n".join(figure_lines(results)))
+
+
+@app.command()
+def export(
+    model: Annotated[str, typer.Argument(help="Folder of a run or a model, or a Hub id.")],
+    output: Annotated[Path, typer.Argument(help="Folder to write to; it must be empty or not be there.")],
+    to: Annotated[str, typer.Option(help="What to export to; there is 'transformers'.")] = "transformers",
+) -> None:
+    """Export a model to a stock architecture, which loads without regard."""
+    if to != "transformers":
+        raise ValueError(f"`to` ({to!r}) must be 'transformers'")
+    typer.echo(f"Exported to {export_model(model_path(model), output)}")
+
+
+@app.command()
+def push(
+    run: Annotated[str, typer.Argument(help="Folder of a run or a model.")],
+    repo: Annotated[str, typer.Argument(help="Where to on the Hub: NAME or ORGANISATION/NAME.")],
+    private: Annotated[bool, typer.Option("--private", help="Make a repository that others don't see.")] = False,
+    revision: Annotated[str | None, typer.Option(help="Branch to push to; made if it is not there.")] = None,
+    bundle: Annotated[bool, typer.Option(help="Whether the code goes along, for those without regard.")] = True,
+) -> None:
+    """Push a model to the Hub: weights, tokenizer, card, and the code that loads them."""
+    typer.echo(push_run(run, repo, private=private, revision=revision, bundle=bundle))
 
 
 def main() -> None:

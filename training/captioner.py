@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset, Features, Sequence, Value, concatenate_datasets
 from datasets.fingerprint import Hasher
 from torch import Tensor, nn
-from transformers import AutoBackbone, AutoConfig, AutoProcessor, PreTrainedModel
+from transformers import AutoConfig, AutoProcessor, PreTrainedConfig, PreTrainedModel
 
 from ..configuration.captioner import DECODER_TYPES, RegardCaptionerConfig
 from ..configuration.recurrent import ALIGNMENT_NAMES, RNN_TYPES
@@ -35,6 +35,9 @@ from .targets import target_metrics, target_sums
 from .tokenizers import load_tokenizer, special_ids
 
 logger = logging.getLogger("regard.training")
+
+# Part of the cache key: raise it whenever the same captions would give other rows than before.
+FORMAT_VERSION = 1
 
 
 @dataclass
@@ -74,6 +77,10 @@ class CaptionerSettings(SizedSettings):
         self.require_choice("decoder_type", DECODER_TYPES)
         self.require_choice("alignment", ALIGNMENT_NAMES)
         self.require_choice("rnn_type", RNN_TYPES)
+        if self.backbone is not None and "backbone_config" in self.config:
+            raise ValueError(
+                f"`backbone` ({self.backbone}) has a configuration: leave `backbone_config` out of `config`"
+            )
 
 
 def load_caption_split(settings: CaptionerSettings) -> tuple[Dataset, Dataset]:
@@ -92,7 +99,8 @@ def load_caption_split(settings: CaptionerSettings) -> tuple[Dataset, Dataset]:
             "split": settings.split,
             "max_images": settings.max_images if is_training else None,
         }
-        return concatenate_datasets([load_captions(name, **reading) for name in names])
+        rows = concatenate_datasets([load_captions(name, **reading) for name in names])
+        return rows.select(range(min(reading["max_images"] or len(rows), len(rows))))
 
     return load_rows(settings, "glyphs", make, read)
 
@@ -117,18 +125,22 @@ class CaptionExamples:
     def __init__(self, rows: Dataset, processor: RegardCaptionerProcessor, max_length: int, seed: int = 0) -> None:
         self.rows, self.seed = rows, seed
         self.captions = _tokenize_captions(rows, processor.tokenizer, max_length)
+        self.unknown = np.flatnonzero(self.captions["unknown"])
         self.ids = FlatColumn(self.captions, "ids")
         self.starts = np.cumsum([0, *self.ids.lengths])
 
-    def require_known_words(self) -> None:
-        """Raises a ValueError, with the caption, if one holds nothing but unknown words."""
-        unknown = np.flatnonzero(self.captions["unknown"])
-        if len(unknown):
-            text = self.rows[int(unknown[0])]["text"]
-            raise ValueError(f"the caption {text!r} holds no word that the tokenizer knows")
-
     def epoch(self, number: int) -> CaptionEpoch:
-        """The examples of an epoch, in its order."""
+        """The examples of an epoch, in its order.
+
+        Raises:
+            ValueError: if a caption holds nothing but unknown words, from which nothing can be learned.
+        """
+        if len(self.unknown):
+            text = self.rows[int(self.unknown[0])]["text"]
+            raise ValueError(
+                f"the caption {text!r} holds no word that the tokenizer knows: leave it out, or choose another "
+                "`tokenizer` or a lower `min_frequency`"
+            )
         return CaptionEpoch(self, np.random.default_rng([self.seed, number]).permutation(len(self.rows)))
 
     def in_order(self) -> CaptionEpoch:
@@ -153,7 +165,7 @@ def _tokenize_captions(rows: Dataset, tokenizer: Any, max_length: int) -> Datase
         batched=True,
         remove_columns=["text"],
         features=Features({"ids": Sequence(Value("int32")), "cut": Value("bool"), "unknown": Value("bool")}),
-        new_fingerprint=Hasher.hash((rows._fingerprint, backend.to_str(), max_length)),
+        new_fingerprint=Hasher.hash((rows._fingerprint, backend.to_str(), end, unknown, max_length, FORMAT_VERSION)),
         desc="Tokenising",
     )
     if cut := sum(captions["cut"]):
@@ -249,6 +261,10 @@ class CaptionerFamily(Family[CaptionerSettings]):
     settings_class = CaptionerSettings
     default_steps = 1500
 
+    def settings_of(self, config: PreTrainedConfig) -> dict[str, Any]:
+        """See `Family`."""
+        return {"max_length": config.max_position_embeddings}
+
     def make_config(
         self, settings: CaptionerSettings, processor: RegardCaptionerProcessor | None = None
     ) -> RegardCaptionerConfig:
@@ -270,7 +286,7 @@ class CaptionerFamily(Family[CaptionerSettings]):
             **special_ids(processor.tokenizer if processor else None),
         }
         if settings.backbone is not None:
-            fields["backbone_config"] = AutoConfig.from_pretrained(settings.backbone)
+            fields["backbone_config"] = _load_backbone_config(settings.backbone)
         config = RegardCaptionerConfig(**{**fields, **settings.config})
         settings.require_positions(config.max_position_embeddings)
         return config
@@ -279,9 +295,17 @@ class CaptionerFamily(Family[CaptionerSettings]):
         """See `Family`."""
         model = RegardCaptionerForConditionalGeneration(self.make_config(settings, processor))
         model.generation_config.max_new_tokens = settings.max_length
-        if settings.backbone is not None and processor is not None:
-            trained = AutoBackbone.from_pretrained(settings.backbone)
-            model.encoder.backbone.load_state_dict(trained.state_dict())
+        backbone = model.encoder.backbone
+        if (channels := getattr(backbone.config, "num_channels", 3)) != 3:
+            raise ValueError(f"the backbone (`num_channels` {channels}) must read 3 channels, as images are made RGB")
+        # Refuses a size that the backbone cannot read.
+        model.feature_grid(settings.image_size, settings.image_size)
+        if settings.backbone is not None:
+            # Read without a processor too, that what is wrong with them is told before anything is written.
+            with torch.device("cpu"):
+                weights = _load_backbone_weights(settings.backbone, type(backbone))
+            if processor is not None:
+                backbone.load_state_dict(weights)
         return model
 
     def load_model(self, settings: CaptionerSettings, path: str) -> PreTrainedModel:
@@ -299,7 +323,7 @@ class CaptionerFamily(Family[CaptionerSettings]):
     def make_processor(self, settings: CaptionerSettings, rows: Dataset) -> RegardCaptionerProcessor:
         """See `Family`."""
         if settings.tokenizer is not None:
-            tokenizer = load_tokenizer(settings.tokenizer, settings.max_length, ("pad", "eos", "unk"))
+            tokenizer = load_tokenizer(settings.tokenizer, settings.max_length, ("pad", "bos", "eos", "unk"))
         else:
             tokenizer = train_words(
                 rows["text"], min_frequency=settings.min_frequency, model_max_length=settings.max_length
@@ -311,7 +335,6 @@ class CaptionerFamily(Family[CaptionerSettings]):
     ) -> tuple[CaptionerTask, dict[str, Any]]:
         """See `Family`."""
         parts = [CaptionExamples(part, processor, settings.max_length, settings.seed) for part in (rows, held_out)]
-        parts[0].require_known_words()
         data = {"images": len(rows), "tokens": len(parts[0].ids), "held_out_images": len(held_out)}
         logger.info("%s images, captions of %s tokens; held out: %s images.", *(f"{n:,}" for n in data.values()))
         check_vocabulary(processor.tokenizer, self.make_config(settings, processor).vocab_size)
@@ -324,21 +347,22 @@ class CaptionerFamily(Family[CaptionerSettings]):
         number, size = len(held_out), settings.batch_size
         if settings.evaluation_batches is not None:
             number = min(number, settings.evaluation_batches * size)
-        references = held_out[:number]["text"]
+        tokenizer = processor.tokenizer
         # As the tokenizer gives words back, which may lower-case them. An unknown one is never right.
-        ids = processor.tokenizer(references, add_special_tokens=False)["input_ids"]
-        references = processor.tokenizer.batch_decode(ids, skip_special_tokens=False)
+        encodings = plain_backend(tokenizer).encode_batch(held_out[:number]["text"], add_special_tokens=False)
+        ids = [encoding.ids or [tokenizer.unk_token_id] for encoding in encodings]
+        references = tokenizer.batch_decode(ids, skip_special_tokens=False)
         batches = (
             processor(images=held_out[start : min(start + size, number)]["image"], return_tensors="pt")
             for start in range(0, number, size)
         )
         options = {"max_new_tokens": settings.max_length, "num_beams": settings.beams}
-        predictions = generate_texts(model, processor.tokenizer, batches, **options)
+        predictions = generate_texts(model, tokenizer, batches, **options)
         metrics = {
             "exact_match": exact_match(predictions, references),
             "token_f1": token_f1(predictions, references),
         }
-        if settings.data == ["glyphs"]:
+        if (settings.data if settings.held_out_share() else [settings.validation]) == ["glyphs"]:
             letters = ([base_letter(text) for text in texts] for texts in (predictions, references))
             metrics["base_letter"] = exact_match(*letters)
         generated = zip(references, predictions, strict=True)
@@ -346,6 +370,26 @@ class CaptionerFamily(Family[CaptionerSettings]):
             "metrics": metrics,
             "generated": [{"target": target, "prediction": prediction} for target, prediction in generated],
         }
+
+
+def _load_backbone_config(name: str) -> PreTrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(name)
+    except OSError as error:
+        if Path(name).exists():
+            raise
+        raise ValueError(f"`backbone` ({name}) is no folder here, and the Hub did not give it: {error}") from None
+
+
+def _load_backbone_weights(name: str, backbone_class: Any) -> dict[str, Tensor]:
+    # By its class: `AutoBackbone` asks the Hub, whatever it is to load.
+    backbone, told = backbone_class.from_pretrained(name, output_loading_info=True)
+    if told["missing_keys"]:
+        missing = sorted(told["missing_keys"])
+        raise ValueError(
+            f"`backbone` ({name}) lacks {len(missing)} of the weights that it needs, such as {missing[0]}"
+        )
+    return backbone.state_dict()
 
 
 CAPTIONER = CaptionerFamily()

@@ -50,11 +50,11 @@ class PairSettings(SizedSettings):
     max_pairs: int | None = option(None, "Read no more pairs than this; of 'dates', make so many.")
     max_dates: int = option(5, "Most dates in a source of 'dates'.")
     max_length: int = option(224, "Longest source and longest target, in tokens.")
-    batch_size: int = option(64, "Examples per step, over all processes and accumulation.")
     tokenizer: str | None = option(None, "A tokenizer to use, a folder or Hub id, instead of making one.")
     units: str = option("characters", "Tokens of the tokenizer to make: 'characters', or 'pieces' (byte-level BPE).")
     vocab_size: int = option(8192, "Tokens of a tokenizer of pieces.")
     beams: int = option(1, "Beams with which the held-out targets are generated; 1 is greedy.")
+    dropout: float = option(0.0, "Dropout; 0.1 or more where the same pairs are seen many times.")
     label_smoothing: float = option(0.0, "Share of the probability that the loss spreads over the vocabulary.")
     language: str | None = option(None, "Language of the texts (ISO 639), for the model card.")
 
@@ -246,7 +246,7 @@ class TransformerFamily(PairFamily[PairSettings]):
     name: ClassVar[str] = "transformer"
     settings_class = PairSettings
     model_class = RegardTransformerForConditionalGeneration
-    default_steps = 3000
+    default_steps = 4000
 
     def settings_of(self, config: PreTrainedConfig) -> dict[str, Any]:
         """See `Family`."""

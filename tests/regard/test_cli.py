@@ -50,7 +50,7 @@ def test_help_tells_defaults_and_choices(command):
     for shown in ("[default: python-docs]", "[default: 0.15]", "[default: tiny]", "NAME=VALUE", "--no-lowercase"):
         assert shown in text
     text = " ".join(command("train", "recurrent", "--help").out.split())
-    for shown in ("[default: dates]", "[default: additive]", "[default: gru]", "[default: 224]", "[default: 64]"):
+    for shown in ("[default: dates]", "[default: additive]", "[default: gru]", "[default: 224]", "[default: 0.0]"):
         assert shown in text
 
 

@@ -1,0 +1,250 @@
+"""Pushing a model to the Hub: what is sent, what is refused, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, constants, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
+from huggingface_hub.utils import validate_repo_id
+from safetensors import SafetensorError, safe_open
+from transformers import CONFIG_MAPPING
+
+from .bundle import write_bundle
+
+logger = logging.getLogger("regard.sharing")
+
+_PACKAGE = __name__.partition(".")[0]
+# What `export_model` makes.
+EXPORTED_TYPES = ("bert", "blenderbot", "gpt2", "marian", "opt", "pegasus")
+# Files that run code when they are loaded, or are of formats that do.
+_PICKLES = (".bin", ".ckpt", ".dill", ".joblib", ".pickle", ".pkl", ".pt", ".pth")
+_CARD, _WEIGHTS, _INDEX = "README.md", "model.safetensors", "model.safetensors.index.json"
+# What a push replaces as a whole: shards of an earlier one would else lie beside a single file, and win or lose by
+# chance. Other files that are there already stay.
+_REPLACED = [_WEIGHTS, _INDEX, "model-*-of-*.safetensors", f"{_PACKAGE}_*.py"]
+# What stands in a card for the place of the model.
+_PLACE = "PATH_OR_ID"
+_BRANCH = re.compile(r"\w[\w./-]*", re.ASCII)
+_TOKEN = re.compile(r"[\x21-\x7e]+")
+
+
+def push_folder(
+    folder: str | Path,
+    repo_id: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    bundle: bool = True,
+    token: str | None = None,
+    message: str | None = None,
+    card: str | None = None,
+) -> str:
+    """Uploads a model with all that belongs to it.
+
+    `folder` itself is left as it is, and hidden files stay behind. Weights and code of an earlier push that are no
+    longer there are deleted on the Hub.
+
+    Args:
+        folder: a model of this package, or one that was exported, as `save_pretrained` writes it.
+        repo_id: of the repository on the Hub, made if it is not there: `name/model`, or `model` for one's own.
+        private: whether others may not see it.
+        revision: the branch to push to, made from `main` if it is not there; None: `main`.
+        bundle: whether to add the code of a model of this package, so that it loads where that is not installed.
+        token: of an account that may write; None: the one of `hf auth login` or `HF_TOKEN`.
+        message: of the commit.
+        card: text of a model card, taken if neither `folder` nor the repository has one.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        ValueError: if the folder is no such model, is not whole or holds pickles, if an argument is not what it should
+            be, if the card is refused, or if a repository that was to be private is there and public.
+        PermissionError: if there is no token, or it may not write there.
+        ConnectionError: if the Hub cannot be reached, or the connection breaks for good.
+        OSError: if the Hub refuses for another reason.
+    """
+    folder = Path(folder)
+    model_type = check_folder(folder)
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise ValueError(f"`repo_id` ({repo_id!r}) must be a name such as `someone/model`: {error}") from None
+    if revision is not None and not _BRANCH.fullmatch(revision):
+        raise ValueError(f"`revision` ({revision!r}) must be the name of a branch, of letters, digits and any of ._-/")
+    if constants.is_offline_mode():
+        raise ConnectionError("the Hub is not asked in offline mode: unset HF_HUB_OFFLINE to push")
+    token = _find_token(token)
+    api = HfApi(token=token, library_name=_PACKAGE)
+    with tempfile.TemporaryDirectory(prefix="regard-push-") as temporary:
+        staged = Path(temporary)
+        _stage(folder, staged)
+        if bundle and model_type not in EXPORTED_TYPES:
+            write_bundle(staged)
+        with _plain_errors(repo_id, token):
+            # An organization's own default holds unless it is to be private.
+            repo_id = api.create_repo(repo_id, private=private or None, exist_ok=True).repo_id
+            if private and not api.repo_info(repo_id).private:
+                raise ValueError(f"`private`: {repo_id} is there already and public: make it private on the Hub first")
+            if revision is not None:
+                api.create_branch(repo_id, branch=revision, exist_ok=True)
+            if (
+                card is not None
+                and not (staged / _CARD).exists()
+                and not api.file_exists(repo_id, _CARD, revision=revision)
+            ):
+                (staged / _CARD).write_text(card, encoding="utf-8")
+            _fill_card(staged / _CARD, repo_id)
+            commit = api.upload_folder(
+                repo_id=repo_id,
+                folder_path=staged,
+                revision=revision,
+                commit_message=message or f"Push a model of the type {model_type}",
+                delete_patterns=_REPLACED,
+            )
+    logger.info("Pushed to %s", commit.commit_url)
+    return commit.commit_url
+
+
+def check_folder(folder: Path) -> str:
+    """Checks that a folder is a model that can be shared.
+
+    Returns:
+        The model type.
+
+    Raises:
+        ValueError: if it is not one, is not whole, or holds pickles.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"`folder` ({folder}) must be the folder of a model: there is none of that name")
+    config = _read_json(folder, "config.json")
+    model_type = config.get("model_type")
+    if model_type not in EXPORTED_TYPES and not _is_ours(model_type):
+        raise ValueError(
+            f"`folder` ({folder}) holds a model of the type {model_type!r}, which is neither one of {_PACKAGE}'s nor "
+            f"one that it exports to: {', '.join(EXPORTED_TYPES)}"
+        )
+    pickles = [name for name in _files(folder) if name.lower().endswith(_PICKLES)]
+    if pickles:
+        raise ValueError(
+            f"`folder` ({folder}) holds {', '.join(pickles)}, which may run code when loaded and are not shared: save "
+            "the weights with `save_pretrained`, as safetensors, and take such files out"
+        )
+    if (folder / _WEIGHTS).is_file():
+        weights = [_WEIGHTS]
+    elif (folder / _INDEX).is_file():
+        weights = sorted(set(_read_json(folder, _INDEX).get("weight_map", {}).values()))
+    else:
+        raise ValueError(f"`folder` ({folder}) holds no weights: {_WEIGHTS} or {_INDEX} and its shards")
+    for name in weights:
+        try:
+            with safe_open(folder / name, "np"):
+                pass
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"`folder` ({folder}) has no whole {name}: {error}") from None
+    return model_type
+
+
+def _is_ours(model_type: Any) -> bool:
+    return model_type in CONFIG_MAPPING and CONFIG_MAPPING[model_type].__module__.startswith(f"{_PACKAGE}.")
+
+
+def _read_json(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        content = json.loads((folder / name).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"`folder` ({folder}) is no model: it has no {name}") from None
+    except ValueError as error:
+        raise ValueError(f"`folder` ({folder}) has a {name} that is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"`folder` ({folder}) has a {name} that is not a JSON object")
+    return content
+
+
+def _files(folder: Path) -> list[str]:
+    """The files of a folder that are not hidden, as paths in it."""
+    paths = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
+    hidden = (".", "__pycache__")
+    return [path.as_posix() for path in paths if not any(part.startswith(hidden) for part in path.parts)]
+
+
+def _stage(folder: Path, staged: Path) -> None:
+    """Puts the files of a folder into another, where they may be changed without changing the first."""
+    for name in _files(folder):
+        source, target = (folder / name).resolve(), staged / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.suffix != ".safetensors":
+            shutil.copyfile(source, target)
+            continue
+        # Weights are large, never changed, and the temporary folder may well be in memory.
+        try:
+            os.symlink(source, target)
+        except OSError:
+            shutil.copyfile(source, target)
+
+
+def _fill_card(path: Path, repo_id: str) -> None:
+    """Has a card's example load the model from the Hub."""
+    if path.exists():
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace(f'"{_PLACE}"', f'"{repo_id}"'), encoding="utf-8", newline="\n")
+
+
+def _find_token(token: str | None) -> str:
+    token = (token or get_token() or "").strip()
+    if not token:
+        raise PermissionError("pushing needs a token of the Hub: run `hf auth login`, or set HF_TOKEN")
+    # Else the client's own error would show it.
+    if not _TOKEN.fullmatch(token):
+        raise ValueError("`token` holds characters that no token of the Hub has: copy it anew")
+    return token
+
+
+@contextmanager
+def _plain_errors(repo_id: str, token: str) -> Iterator[None]:
+    """Turns errors of the Hub's client into one line each that says what to do, without the token."""
+
+    def line(text: object) -> str:
+        return " ".join(str(text).replace(token, "***").split())
+
+    try:
+        yield
+    except OfflineModeIsEnabled as error:
+        raise ConnectionError(line(error)) from None
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        said = line(error.server_message or error)
+        if status == 401:
+            refusal: OSError = PermissionError(
+                "the Hub does not know the token: run `hf auth login` anew, or set HF_TOKEN to a valid one"
+            )
+        elif status == 403:
+            refusal = PermissionError(
+                f"the token may not write to {repo_id}: take one that may, of an account that may ({said})"
+            )
+        elif status == 404:
+            refusal = OSError(f"the Hub has no {repo_id} for this token, or not all of it: check the name ({said})")
+        elif status == 400:
+            raise ValueError(f"the Hub refused what was pushed to {repo_id}: {said}") from None
+        elif status == 429 or status >= 500:
+            refusal = ConnectionError(f"the Hub is not ready, with status {status}: push again later ({said})")
+        else:
+            refusal = OSError(f"the Hub refused the push to {repo_id}, with status {status}: {said}")
+        raise refusal from None
+    except (HTTPError, ConnectionError) as error:
+        raise ConnectionError(
+            f"the connection to the Hub at {constants.ENDPOINT} failed: check the network and push again "
+            f"({line(error) or type(error).__name__})"
+        ) from None
+    except ValueError as error:
+        raise ValueError(line(error)) from None

@@ -1,0 +1,561 @@
+"""Pushing to a stand-in for the Hub and pulling back, with the real clients, in a process of their own."""
+
+import json
+import os
+import pickle
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from huggingface_hub import HfApi, snapshot_download
+from transformers import AutoModelForMaskedLM, Trainer, TrainingArguments
+
+from regard.sharing import export
+from regard.sharing.hub import EXPORTED_TYPES, check_folder, push_folder
+from tests.hub.client import Client
+from tests.hub.models import TINY, fingerprint, make_model, pull, save_model
+from tests.hub.server import HubServer
+
+WRITE, READ, OTHER = "hf_writewritewrite", "hf_readreadread", "hf_otherotherother"
+TOKENS = {WRITE: ("me", "write"), READ: ("me", "read"), OTHER: ("other", "write")}
+
+
+@pytest.fixture(scope="module")
+def hub():
+    with HubServer(TOKENS) as server:
+        yield server
+        assert server.errors == []
+        assert server.unhandled == []
+        # Addresses of the storage are signed, and it has no business with tokens.
+        assert not any(request["hub_token"] for request in server.log if request["origin"] == "storage")
+
+
+@pytest.fixture(scope="module")
+def client(hub, tmp_path_factory):
+    with Client(hub.environment(tmp_path_factory.mktemp("home"))) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def xet_client(hub, tmp_path_factory):
+    if find_spec("hf_xet") is None:
+        pytest.skip("hf_xet is not installed")
+    with Client(hub.environment(tmp_path_factory.mktemp("home"), xet=True)) as process:
+        yield process
+
+
+@pytest.fixture
+def bert(tmp_path):
+    return save_model(tmp_path / "bert", *make_model("regard_bert"))
+
+
+def commits_of(hub, repo_id):
+    """The commits of a repository, the first first."""
+    return hub.store.repos[repo_id]["commits"]
+
+
+def files_of(hub, repo_id, branch="main"):
+    repo = hub.store.repos[repo_id]
+    return repo["commits"][repo["refs"][branch]]["files"]
+
+
+def text_of(hub, repo_id, path):
+    return hub.store.text(files_of(hub, repo_id), path)
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def error_of(function, *args, **kwargs):
+    """The type and the text of what a function raises, on the client's side."""
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+# A model and what belongs to it
+
+
+@pytest.mark.parametrize("model_type", TINY)
+def test_every_family_comes_back_to_the_bit(hub, client, tmp_path, model_type):
+    repo_id = f"me/{model_type}"
+    model, processor = make_model(model_type)
+    folder = save_model(tmp_path / "model", model, processor)
+    before = contents(folder)
+    url = client(push_folder, folder, repo_id, token=WRITE)
+    assert contents(folder) == before
+    assert url == f"{hub.url}/{repo_id}/commit/{list(commits_of(hub, repo_id))[-1]}"
+    files = files_of(hub, repo_id)
+    assert {str(path) for path in before} <= files.keys()
+    assert [name for name in files if name.endswith(".py")] != []
+    assert "AutoConfig" in json.loads(text_of(hub, repo_id, "config.json"))["auto_map"]
+    assert ("generation_config.json" in files) == model.can_generate()
+    assert client(pull, repo_id, model_type, tmp_path / "cache") == fingerprint(model, processor)
+
+
+def push_by_methods(model_type, folder, repo_id):
+    model, processor = transformers_of(model_type, folder)
+    model.push_to_hub(repo_id, token=WRITE)
+    processor.push_to_hub(repo_id, token=WRITE)
+
+
+def transformers_of(model_type, folder):
+    auto_class = getattr(transformers, TINY[model_type][0])
+    processor = transformers.AutoProcessor if model_type == "regard_captioner" else transformers.AutoTokenizer
+    return auto_class.from_pretrained(folder, dtype="auto"), processor.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("model_type", TINY)
+def test_the_methods_of_models_and_tokenizers(hub, client, tmp_path, model_type):
+    repo_id = f"me/methods-{model_type}"
+    model, processor = make_model(model_type)
+    client(push_by_methods, model_type, save_model(tmp_path / "model", model, processor), repo_id)
+    assert client(pull, repo_id, model_type, tmp_path / "cache") == fingerprint(model, processor)
+    assert not [name for name in files_of(hub, repo_id) if name.endswith((".bin", ".pt"))]
+
+
+def train_and_push(model_type, folder, output, repo_id):
+    model, processor = transformers_of(model_type, folder)
+    tokenizer = getattr(processor, "tokenizer", processor)
+    ids = torch.tensor(tokenizer("a red cat sat")["input_ids"])
+    row = {"labels": ids}
+    row["pixel_values" if model_type == "regard_captioner" else "input_ids"] = (
+        torch.randn(3, 40, 24) if model_type == "regard_captioner" else ids
+    )
+    arguments = TrainingArguments(
+        str(output),
+        max_steps=2,
+        per_device_train_batch_size=2,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        push_to_hub=True,
+        hub_model_id=repo_id,
+        hub_token=WRITE,
+        disable_tqdm=True,
+    )
+    trainer = Trainer(model, arguments, train_dataset=[row] * 4, processing_class=processor)
+    trainer.train()
+    trainer.push_to_hub()
+    return fingerprint(model.eval(), processor)
+
+
+@pytest.mark.parametrize("model_type", TINY)
+def test_the_trainer(hub, client, tmp_path, model_type):
+    repo_id = f"me/trained-{model_type}"
+    folder = save_model(tmp_path / "model", *make_model(model_type))
+    trained = client(train_and_push, model_type, folder, tmp_path / "output", repo_id)
+    assert client(pull, repo_id, model_type, tmp_path / "cache") == trained
+    card = text_of(hub, repo_id, "README.md")
+    assert card.startswith("---\n")
+    assert WRITE not in card
+    assert str(tmp_path) not in card
+    assert not any(name.startswith("pytorch_model") for name in files_of(hub, repo_id))
+
+
+def resized(model_type, **fields):
+    """A model that was given a token more, and rows for it."""
+    model, processor = make_model(model_type, **fields)
+    tokenizer = getattr(processor, "tokenizer", processor)
+    tokenizer.add_tokens(["<extra>"])
+    model.resize_token_embeddings(len(tokenizer))
+    return model, processor
+
+
+VARIANTS = {
+    "added token, tied": lambda: resized("regard_bert", tie_word_embeddings=True),
+    "added token, untied": lambda: resized("regard_bert", tie_word_embeddings=False),
+    "added token, decoder": lambda: resized("regard_decoder"),
+    "added token, captioner": lambda: resized("regard_captioner"),
+    "bfloat16": lambda: (make_model("regard_bert")[0].bfloat16(), make_model("regard_bert")[1]),
+    "float16": lambda: (make_model("regard_decoder")[0].half(), make_model("regard_decoder")[1]),
+}
+
+
+@pytest.mark.parametrize("shard_size", ["50GB", "2KB"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_come_back_to_the_bit(hub, client, tmp_path, variant, shard_size):
+    repo_id = f"me/{variant.replace(', ', '-').replace(' ', '-')}-{shard_size}"
+    model, processor = VARIANTS[variant]()
+    folder = save_model(tmp_path / "model", model, processor, max_shard_size=shard_size)
+    client(push_folder, folder, repo_id, token=WRITE, bundle=False)
+    pulled = client(pull, repo_id, model.config.model_type, tmp_path / "cache")
+    assert pulled == fingerprint(model, processor)
+    shards = [name for name in files_of(hub, repo_id) if name.startswith("model-")]
+    assert (len(shards) > 2) == (shard_size == "2KB")
+    assert pulled["tied"] == model.config.tie_word_embeddings
+    if variant.startswith("added"):
+        assert len(model.get_output_embeddings().bias if model.config.model_type == "regard_bert" else pulled["ids"])
+        tokenizer = getattr(processor, "tokenizer", processor)
+        assert tokenizer.convert_tokens_to_ids("<extra>") in pulled["ids"]
+
+
+# One push after another
+
+
+def test_a_second_push_sends_what_changed(hub, client, tmp_path, bert):
+    client(push_folder, bert, "me/again", token=WRITE)
+    first = list(commits_of(hub, "me/again"))[-1]
+    sent = len(hub.requests("PUT", "/lfs/"))
+    (bert / "README.md").write_text("---\nlibrary_name: transformers\n---\n\n# Changed\n")
+    client(push_folder, bert, "me/again", token=WRITE, message="Change the card")
+    last = list(commits_of(hub, "me/again").values())[-1]
+    assert last["changed"] == ["README.md"]
+    assert last["title"] == "Change the card"
+    assert len(hub.requests("PUT", "/lfs/")) == sent
+    # Nothing changed: no commit, and the address of the last one.
+    number = len(commits_of(hub, "me/again"))
+    url = client(push_folder, bert, "me/again", token=WRITE)
+    assert len(commits_of(hub, "me/again")) == number
+    assert url.endswith(hub.store.repos["me/again"]["refs"]["main"])
+
+    # Other weights, and the earlier ones by the commit that they came with.
+    other = make_model("regard_bert", seed=1)
+    client(push_folder, save_model(bert, *other), "me/again", token=WRITE)
+    assert list(commits_of(hub, "me/again").values())[-1]["changed"] == ["model.safetensors"]
+    assert client(pull, "me/again", "regard_bert", tmp_path / "cache") == fingerprint(*other)
+    earlier = client(pull, "me/again", "regard_bert", tmp_path / "cache", revision=first)
+    assert earlier == fingerprint(*make_model("regard_bert"))
+
+
+def test_weights_and_code_of_an_earlier_push_are_gone(hub, client, tmp_path):
+    sharded = save_model(tmp_path / "sharded", *make_model("regard_bert"), max_shard_size="2KB")
+    (sharded / "notes.txt").write_text("mine")
+    client(push_folder, sharded, "me/stale", token=WRITE)
+    whole = save_model(tmp_path / "whole", *make_model("regard_bert", seed=1))
+    client(push_folder, whole, "me/stale", token=WRITE, bundle=False)
+    files = files_of(hub, "me/stale")
+    assert [name for name in files if name.endswith((".safetensors", ".py", ".index.json"))] == ["model.safetensors"]
+    assert "notes.txt" in files
+    expected = fingerprint(*make_model("regard_bert", seed=1))
+    assert client(pull, "me/stale", "regard_bert", tmp_path / "cache") == expected
+    # The other way round the single file would win over the shards.
+    client(push_folder, sharded, "me/stale", token=WRITE)
+    assert "model.safetensors" not in files_of(hub, "me/stale")
+    assert client(pull, "me/stale", "regard_bert", tmp_path / "fresh") == fingerprint(*make_model("regard_bert"))
+
+
+def test_a_branch(hub, client, tmp_path, bert):
+    client(push_folder, bert, "me/branched", token=WRITE)
+    other = make_model("regard_bert", seed=1)
+    folder = save_model(tmp_path / "other", *other)
+    for _ in range(2):  # the branch is made, and then it is there
+        client(push_folder, folder, "me/branched", token=WRITE, revision="trial/one")
+    main = client(pull, "me/branched", "regard_bert", tmp_path / "cache")
+    assert main == fingerprint(*make_model("regard_bert"))
+    branch = client(pull, "me/branched", "regard_bert", tmp_path / "cache", revision="trial/one")
+    assert branch == fingerprint(*other)
+
+
+def test_only_what_is_asked_for_is_sent(hub, client, bert):
+    (bert / ".env").write_text(f"HF_TOKEN={WRITE}")
+    (bert / ".git").mkdir()
+    (bert / ".git" / "config").write_text("x")
+    (bert / "__pycache__").mkdir()
+    (bert / "__pycache__" / "a.pyc").write_text("x")
+    (bert / "README.md").write_text('---\nlibrary_name: transformers\n---\n\nload("PATH_OR_ID")\n')
+    own = {path.name for path in bert.iterdir() if path.is_file()} - {".env"}
+    client(push_folder, bert, "me/plain", token=WRITE, bundle=False)
+    assert files_of(hub, "me/plain").keys() == own | {".gitattributes"}
+    assert text_of(hub, "me/plain", "config.json") == (bert / "config.json").read_text()
+    assert text_of(hub, "me/plain", "README.md").endswith('load("me/plain")\n')
+    assert "PATH_OR_ID" in (bert / "README.md").read_text()
+
+
+def test_a_card_for_a_repository_that_has_none(hub, client, bert):
+    client(push_folder, bert, "me/carded", token=WRITE, card="# First\n")
+    client(push_folder, bert, "me/carded", token=WRITE, card="# Second\n")
+    assert text_of(hub, "me/carded", "README.md") == "# First\n"
+    (bert / "README.md").write_text("# Mine\n")
+    client(push_folder, bert, "me/carded", token=WRITE, card="# Third\n")
+    assert text_of(hub, "me/carded", "README.md") == "# Mine\n"
+
+
+def test_exported_models_have_no_code_to_add(hub, client, tmp_path, bert):
+    client(export.export_model, bert, tmp_path / "stock")
+    client(push_folder, tmp_path / "stock", "me/stock", token=WRITE)
+    assert not [name for name in files_of(hub, "me/stock") if name.endswith(".py")]
+    assert json.loads(text_of(hub, "me/stock", "config.json"))["model_type"] == "bert"
+    named = {stock.model_type for stocks in export._ARCHITECTURES.values() for stock in stocks.values()}
+    assert set(EXPORTED_TYPES) == named | {"bert"}
+
+
+# Sizes, and a connection that breaks
+
+
+def add_large(folder):
+    """Weights and a text of more than 10 MB each, which take another way than small files."""
+    model, tokenizer = make_model("regard_bert", vocab_size=150_000)
+    save_model(folder, model, tokenizer)
+    (folder / "vocabulary.md").write_bytes(b"".join(b"%d\n" % number for number in range(1_600_000)))
+    return fingerprint(model, tokenizer)
+
+
+@pytest.mark.parametrize("mode", ["client", "xet_client"])
+def test_large_files(hub, request, tmp_path, mode):
+    process, repo_id = request.getfixturevalue(mode), f"me/large-{mode}"
+    expected = add_large(tmp_path / "model")
+    process(push_folder, tmp_path / "model", repo_id, token=WRITE)
+    entry = files_of(hub, repo_id)["vocabulary.md"]
+    assert entry["size"] > 10 * 1024**2
+    assert "sha256" in entry
+    assert (hub.store.xet.hash(entry["sha256"]) is not None) == (mode == "xet_client")
+    assert process(pull, repo_id, "regard_bert", tmp_path / "cache") == expected
+    assert process(read_from_hub, repo_id, "vocabulary.md", tmp_path / "cache") == (
+        (tmp_path / "model" / "vocabulary.md").read_bytes()
+    )
+
+
+def read_from_hub(repo_id, name, cache):
+    return Path(snapshot_download(repo_id, cache_dir=cache, allow_patterns=name), name).read_bytes()
+
+
+def test_a_connection_cut_in_an_upload(hub, client, tmp_path):
+    folder = save_model(tmp_path / "model", *make_model("regard_decoder", vocab_size=20_000))
+    # The client itself tries once more ...
+    hub.cut("PUT /lfs/", after=500_000)
+    client(push_folder, folder, "me/cut", token=WRITE)
+    assert [request["status"] for request in hub.requests("PUT", "/lfs/")][-2:] == ["cut", 200]
+    # ... but not with the commit. Then there is none, and the next push makes it.
+    save_model(folder, *make_model("regard_decoder", seed=1, vocab_size=20_000))
+    number = len(commits_of(hub, "me/cut"))
+    hub.cut("POST .*/commit/", after=100)
+    kind, text = client(error_of, push_folder, folder, "me/cut", token=WRITE)
+    assert kind == "ConnectionError"
+    assert "check the network and push again" in text
+    assert "\n" not in text
+    assert len(commits_of(hub, "me/cut")) == number
+    client(push_folder, folder, "me/cut", token=WRITE)
+    expected = fingerprint(*make_model("regard_decoder", seed=1, vocab_size=20_000))
+    assert client(pull, "me/cut", "regard_decoder", tmp_path / "cache") == expected
+
+
+@pytest.mark.slow
+def test_an_upload_that_is_cut_every_time(hub, client, tmp_path, bert):
+    hub.cut("PUT /lfs/", after=1000, times=100)
+    kind, text = client(error_of, push_folder, bert, "me/hopeless", token=WRITE)
+    hub.faults.clear()
+    assert (kind, "\n" in text) == ("ConnectionError", False)
+    assert "model.safetensors" not in files_of(hub, "me/hopeless")
+    client(push_folder, bert, "me/hopeless", token=WRITE)
+    pulled = client(pull, "me/hopeless", "regard_bert", tmp_path / "cache")
+    assert pulled == fingerprint(*make_model("regard_bert"))
+
+
+def test_a_connection_cut_in_a_download(hub, client, tmp_path):
+    model = make_model("regard_decoder", vocab_size=20_000)
+    client(push_folder, save_model(tmp_path / "model", *model), "me/cut-off", token=WRITE)
+    # The client goes on from where it was cut.
+    hub.cut("GET /lfs/", after=500_000)
+    assert client(pull, "me/cut-off", "regard_decoder", tmp_path / "cache") == fingerprint(*model)
+    assert [request["status"] for request in hub.requests("GET", "/lfs/")][-2:] == ["cut", 206]
+    # Without a reply to that it gives up; what it has by then is not taken for the file.
+    hub.cut("GET /lfs/", after=500_000, times=100)
+    kind, _ = client(error_of, pull, "me/cut-off", "regard_decoder", tmp_path / "fresh")
+    hub.faults.clear()
+    assert kind == "OSError"
+    assert not list((tmp_path / "fresh").rglob("model.safetensors"))
+    assert client(pull, "me/cut-off", "regard_decoder", tmp_path / "fresh") == fingerprint(*model)
+
+
+def test_a_hub_that_is_not_ready(hub, client, bert):
+    hub.fail("POST .*/commit/", status=503)
+    kind, text = client(error_of, push_folder, bert, "me/busy", token=WRITE)
+    assert kind == "ConnectionError"
+    assert "503" in text
+    assert "push again later" in text
+
+
+def test_no_hub_at_all(bert, tmp_path):
+    with HubServer(TOKENS) as gone:
+        environment = gone.environment(tmp_path / "home")
+    with Client(environment) as process:
+        kind, text = process(error_of, push_folder, bert, "me/nowhere", token=WRITE)
+    assert kind == "ConnectionError"
+    assert f"the Hub at {gone.url}" in text
+    assert "\n" not in text
+
+
+# Who may do what
+
+
+@pytest.mark.parametrize(
+    ("token", "repo_id", "kind", "advice"),
+    [
+        (None, "me/denied", "PermissionError", "run `hf auth login`, or set HF_TOKEN"),
+        ("hf_unknownunknown", "me/denied", "PermissionError", "does not know the token"),
+        (READ, "me/denied", "PermissionError", "may not write to me/denied"),
+        (OTHER, "me/denied", "PermissionError", "may not write to me/denied"),
+        (WRITE + "\nX-Other: 1", "me/denied", "ValueError", "copy it anew"),
+        (WRITE + "…", "me/denied", "ValueError", "copy it anew"),
+    ],
+)
+def test_a_token_that_does_not_do(hub, client, bert, token, repo_id, kind, advice):
+    raised, text = client(error_of, push_folder, bert, repo_id, token=token)
+    assert raised == kind
+    assert advice in text
+    assert "\n" not in text
+    assert token is None or token[:10] not in text
+    assert repo_id not in hub.store.repos
+
+
+def test_another_account_may_not_write_to_what_is_public(hub, client, bert):
+    client(push_folder, bert, "me/public", token=WRITE)
+    raised, text = client(error_of, push_folder, bert, "me/public", token=OTHER)
+    assert (raised, "may not write to me/public" in text) == ("PermissionError", True)
+    assert len(commits_of(hub, "me/public")) == 2
+
+
+def test_a_token_of_ones_own_and_a_name_without_an_account(hub, bert, tmp_path):
+    with Client(hub.environment(tmp_path / "home", token=f"{WRITE}\n")) as process:
+        assert process(push_folder, bert, "short").startswith(f"{hub.url}/me/short/commit/")
+
+
+def pull_with(repo_id, cache, token):
+    AutoModelForMaskedLM.from_pretrained(repo_id, cache_dir=cache, token=token)
+
+
+def gate(repo_id):
+    HfApi(token=WRITE).update_repo_settings(repo_id, gated="auto")
+
+
+def test_private_gated_and_missing_repositories(hub, client, bert, tmp_path):
+    client(push_folder, bert, "me/private", token=WRITE, private=True)
+    client(push_folder, bert, "me/gated", token=WRITE)
+    client(gate, "me/gated")
+    assert hub.store.repos["me/private"]["private"]
+    assert not hub.store.repos["me/gated"]["private"]
+    for repo_id in ("me/private", "me/gated"):
+        assert client(error_of, pull_with, repo_id, tmp_path / "cache", WRITE) is None
+    number = 0
+    for repo_id in ("me/private", "me/gated", "me/missing"):
+        for token in (False, OTHER, "hf_unknownunknown"):
+            number += 1  # what is in a cache is given without asking who it is for
+            raised, text = client(error_of, pull_with, repo_id, tmp_path / str(number), token)
+            assert raised == "OSError"
+            assert not token or token not in text
+    # A push to what is private already need not say so.
+    (bert / "README.md").write_text("# Changed\n")
+    client(push_folder, bert, "me/private", token=WRITE)
+    assert hub.store.repos["me/private"]["private"]
+
+
+def test_what_is_public_is_not_pushed_to_as_private(hub, client, bert):
+    client(push_folder, bert, "me/open", token=WRITE)
+    (bert / "README.md").write_text("# Secret\n")
+    raised, text = client(error_of, push_folder, bert, "me/open", token=WRITE, private=True)
+    assert raised == "ValueError"
+    assert "`private`: me/open is there already and public" in text
+    assert "README.md" not in files_of(hub, "me/open")
+
+
+def test_a_card_that_the_hub_refuses(hub, client, bert):
+    (bert / "README.md").write_text("---\ntags: regard\n---\n\n# Model\n")
+    raised, text = client(error_of, push_folder, bert, "me/refused", token=WRITE)
+    assert raised == "ValueError"
+    assert "README.md" in text
+    assert '"tags" has the wrong type' in text
+    assert "\n" not in text
+
+
+# What is refused before the Hub is asked
+
+
+def refusal(*args, **kwargs):
+    with pytest.raises(ValueError, match=r"\A[^\n]*\Z") as raised:
+        push_folder(*args, **{"token": WRITE, **kwargs})
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "training_args.bin", "a.pt", "b.PTH", "deep/er/c.pkl", "d.ckpt"]
+)
+def test_pickles_are_refused_by_name(bert, name):
+    (bert / name).parent.mkdir(parents=True, exist_ok=True)
+    (bert / name).write_bytes(b"x")
+    assert f"holds {name}, which may run code" in refusal(bert, "me/x")
+
+
+def drop(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def write(name, text):
+    return lambda folder: (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (shutil.rmtree, "there is none of that name"),
+        (drop("config.json"), "has no config.json"),
+        (write("config.json", "{"), "config.json that is not JSON"),
+        (write("config.json", "[]"), "config.json that is not a JSON object"),
+        (write("config.json", "{}"), "of the type None"),
+        (write("config.json", '{"model_type": "llama"}'), "of the type 'llama'"),
+        (drop("model.safetensors"), "holds no weights"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 5000), "no whole model.safetensors"),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(pickle.dumps({"a": 1})),
+            "no whole model.safetensors",
+        ),
+    ],
+)
+def test_a_folder_that_is_no_model(bert, spoil, complaint):
+    spoil(bert)
+    message = refusal(bert, "me/x")
+    assert message.startswith(f"`folder` ({bert})")
+    assert complaint in message
+
+
+def test_a_shard_that_is_missing(tmp_path):
+    folder = save_model(tmp_path / "model", *make_model("regard_bert"), max_shard_size="2KB")
+    assert check_folder(folder) == "regard_bert"
+    sorted(folder.glob("model-*"))[2].unlink()
+    assert "no whole model-00003-of-" in refusal(folder, "me/x")
+
+
+@pytest.mark.parametrize("repo_id", ["", "a/b/c", "me/x y", "me/a--b", "https://huggingface.co/me/x", "me/x.git"])
+def test_a_bad_name(bert, repo_id):
+    assert f"`repo_id` ({repo_id!r}) must be a name such as `someone/model`" in refusal(bert, repo_id)
+
+
+@pytest.mark.parametrize("revision", ["", " ", "a b", "-x", "a\nb"])
+def test_a_bad_branch(bert, revision):
+    assert f"`revision` ({revision!r}) must be the name of a branch" in refusal(bert, "me/x", revision=revision)
+
+
+def test_offline(bert):
+    with pytest.raises(ConnectionError, match="HF_HUB_OFFLINE"):
+        push_folder(bert, "me/x", token=WRITE)
+
+
+class Evil:
+    """Runs code when it is unpickled."""
+
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.trace),)
+
+
+def upload_evil(folder, repo_id):
+    api = HfApi(token=WRITE)
+    api.create_repo(repo_id)
+    api.upload_folder(repo_id=repo_id, folder_path=folder)
+
+
+def test_pickles_of_others_run_no_code(hub, client, tmp_path, bert):
+    (bert / "model.safetensors").unlink()
+    torch.save({"weight": Evil(tmp_path / "trace")}, bert / "pytorch_model.bin")
+    client(upload_evil, bert, "me/evil")
+    assert client(error_of, pull_with, "me/evil", tmp_path / "cache", WRITE) is not None
+    assert any("pytorch_model.bin" in request["path"] for request in hub.requests("GET", "/resolve/"))
+    assert not (tmp_path / "trace").exists()
