@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import SubConfigSpec
 
@@ -99,6 +99,15 @@ class RegardCaptionerConfig(RegardConfig):
     eos_token_id: int | list[int] | None = 2
     decoder_start_token_id: int = 1
     tie_word_embeddings: bool = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        own = self.backbone_config
+        if isinstance(own, dict) and own.get("model_type") not in CONFIG_MAPPING:
+            raise ValueError(
+                f"`backbone_config` has the `model_type` {own.get('model_type')!r}, which is no model of transformers: "
+                "name one that is a backbone, such as 'resnet'"
+            )
+        super().__post_init__(**kwargs)
 
     def validate_architecture(self) -> None:
         """Checks sizes and names."""

@@ -119,7 +119,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--output", type=Path, default=DOCS)
     options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("regard").setLevel(logging.INFO)
 
     found = train(options.runs, options.seeds, {"steps": options.steps})
     (options.output / "images").mkdir(parents=True, exist_ok=True)

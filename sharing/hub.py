@@ -8,13 +8,13 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, constants, get_token
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 from transformers import CONFIG_MAPPING
@@ -213,38 +213,37 @@ def _find_token(token: str | None) -> str:
 @contextmanager
 def _plain_errors(repo_id: str, token: str) -> Iterator[None]:
     """Turns errors of the Hub's client into one line each that says what to do, without the token."""
-
-    def line(text: object) -> str:
-        return " ".join(str(text).replace(token, "***").split())
-
     try:
         yield
-    except OfflineModeIsEnabled as error:
-        raise ConnectionError(line(error)) from None
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        said = line(error.server_message or error)
+    except (HTTPError, OSError, RuntimeError, ValueError) as error:
+        # What went wrong with one file comes wrapped.
+        cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
+        plain = _plain_error(cause, repo_id, lambda text: " ".join(str(text).replace(token, "***").split()))
+        # Nor is the token in what the error came from.
+        raise plain from None
+
+
+def _plain_error(error: BaseException, repo_id: str, line: Callable[[object], str]) -> Exception:
+    if isinstance(error, HfHubHTTPError):
+        status, said = error.response.status_code, line(error.server_message or error)
+        if status == 400:
+            return ValueError(f"the Hub refused what was to be pushed to {repo_id}: {said}")
         if status == 401:
-            refusal: OSError = PermissionError(
+            return PermissionError(
                 "the Hub does not know the token: run `hf auth login` anew, or set HF_TOKEN to a valid one"
             )
-        elif status == 403:
-            refusal = PermissionError(
-                f"the token may not write to {repo_id}: take one that may, of an account that may ({said})"
+        if status == 403:
+            return PermissionError(
+                f"the token may not write to {repo_id}: take one with write access, of an account that has it ({said})"
             )
-        elif status == 404:
-            refusal = OSError(f"the Hub has no {repo_id} for this token, or not all of it: check the name ({said})")
-        elif status == 400:
-            raise ValueError(f"the Hub refused what was pushed to {repo_id}: {said}") from None
-        elif status == 429 or status >= 500:
-            refusal = ConnectionError(f"the Hub is not ready, with status {status}: push again later ({said})")
-        else:
-            refusal = OSError(f"the Hub refused the push to {repo_id}, with status {status}: {said}")
-        raise refusal from None
-    except (HTTPError, ConnectionError) as error:
-        raise ConnectionError(
+        if status == 404:
+            return OSError(f"the Hub has no {repo_id} for this token, or not all of it: check the name ({said})")
+        if status == 429 or status >= 500:
+            return ConnectionError(f"the Hub is not ready, with status {status}: push again later ({said})")
+        return OSError(f"the Hub refused the push to {repo_id}, with status {status}: {said}")
+    if isinstance(error, HTTPError | ConnectionError):
+        return ConnectionError(
             f"the connection to the Hub at {constants.ENDPOINT} failed: check the network and push again "
             f"({line(error) or type(error).__name__})"
-        ) from None
-    except ValueError as error:
-        raise ValueError(line(error)) from None
+        )
+    return ValueError(line(error)) if isinstance(error, ValueError) else OSError(line(error))

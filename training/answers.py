@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from datasets import Dataset
-from transformers import EvalPrediction, PreTrainedTokenizerFast
+from transformers import DataCollatorWithPadding, EvalPrediction, PreTrainedTokenizerFast
 
 from .finetune_base import FinetuneTask, measure
 from .finetune_data import Row, is_empty, parse_json, text_of
@@ -183,9 +183,8 @@ def best_answers(
             assert first is not None
             assert last is not None
             found[window.row].append((float(scores[place]), first[0], last[1]))
-    return [
-        _choose(context, *each, no_answers is not None) for context, *each in zip(contexts, found, none, strict=True)
-    ]
+    may_lack = no_answers is not None
+    return [_choose(*parts, may_lack) for parts in zip(contexts, found, none, strict=True)]
 
 
 def _choose(context: str, found: list[tuple[float, int, int]], none: float, may_lack: bool) -> Answer:
@@ -211,6 +210,7 @@ class QuestionAnswering(FinetuneTask):
     best_by = "f1"
     measured = ("f1", "exact_match")
     label_inputs = ("start_positions", "end_positions")
+    longest = 0
 
     def columns(self) -> list[Column]:
         names = ("question_column", "context_column", "answers_column")
@@ -231,6 +231,8 @@ class QuestionAnswering(FinetuneTask):
         if isinstance(value, str):
             value = parse_json(value, column, where)
         parts = (value.get("text"), value.get("answer_start")) if isinstance(value, dict) else (None, None)
+        texts: Any
+        starts: Any
         texts, starts = ([part] if isinstance(part, (str, int)) else part for part in parts)
         if (
             not isinstance(texts, list)
@@ -261,7 +263,11 @@ class QuestionAnswering(FinetuneTask):
             raise ValueError(
                 f"no row of {part} has an answer at its place in `context_column`: look at `answer_start`"
             )
-        stride, room = self.settings.stride, self.max_length - self.tokenizer.num_special_tokens_to_add(pair=True)
+        room = self.max_length - self.tokenizer.num_special_tokens_to_add(pair=True)
+        stride = self.settings.stride
+        if stride is None:
+            # As published: 128 of 384.
+            stride = min(self.max_length // 3, room - 2)
         if stride >= room - 1:
             raise ValueError(
                 f"`stride` ({stride}) must be less than {room - 1}, the tokens in a window of `max_length`"
@@ -281,13 +287,17 @@ class QuestionAnswering(FinetuneTask):
             self.windows, self.none = windows, none
         self.told.setdefault("windows", {})[part] = len(windows)
         labels = [(token, token) if span is None else span for span, token in zip(tokens, none, strict=True)]
-        return self.in_batches(
-            [
-                {**window.inputs, "start": span[0], "end": span[1]}
-                for window, span in zip(windows, labels, strict=True)
-            ],
-            _as_columns,
-        )
+        rows = [
+            {**window.inputs, "start_positions": span[0], "end_positions": span[1]}
+            for window, span in zip(windows, labels, strict=True)
+        ]
+        self.longest = max(self.longest, *(len(window.spans) for window in windows))
+        return self.in_batches(rows, lambda part: {name: [row[name] for row in part] for name in part[0]})
+
+    def collator(self) -> Any:
+        # Not to a batch's own longest text: the tokens of the padding could be an answer's, so they are in the loss,
+        # which would depend on what else is in the batch.
+        return DataCollatorWithPadding(self.tokenizer, padding="max_length", max_length=self.longest)
 
     def _count_ends(
         self, windows: Sequence[Window], tokens: Sequence[Any], examples: Sequence[Row], part: str
@@ -326,8 +336,3 @@ class QuestionAnswering(FinetuneTask):
             {"prediction": answer.text, "start": answer.start, "end": answer.end, "probability": answer.probability}
             for answer in self._answer(logits)
         ]
-
-
-def _as_columns(rows: Sequence[Row]) -> dict[str, Any]:
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    return {**columns, "start_positions": columns.pop("start"), "end_positions": columns.pop("end")}

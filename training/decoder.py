@@ -37,6 +37,7 @@ class DecoderSettings(CorpusSettings, SizedSettings):
     max_length: int = option(128, "Length of a training example, in tokens.")
     tokenizer: str | None = option(None, "A tokenizer to use, a folder or Hub id, instead of training one.")
     vocab_size: int = option(4096, "Tokens of the tokenizer to train, a byte-level BPE.")
+    dropout: float = option(0.0, "Dropout; 0.1 or more where the same text is seen many times.")
 
     def make_config(self, tokenizer: PreTrainedTokenizerFast | None = None) -> RegardDecoderConfig:
         """The model's configuration, for the tokenizer if it is there yet.

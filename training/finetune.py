@@ -21,6 +21,7 @@ model/                  the best model and its tokenizer, loadable by transforme
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import logging
 import math
@@ -94,7 +95,9 @@ class FinetuneSettings:
     answers_column: str = option("answers", "Column of the answers, as SQuAD has them: text and answer_start.")
     choices_column: list[str] = option(["choices"], "Column with a list of choices, or a column for each choice.")
     max_length: int | None = option(None, f"Longest text in tokens; the model's, or {USUAL_LENGTH}, if not given.")
-    stride: int = option(128, "Tokens that a window of a long context shares with the one before.")
+    stride: int | None = option(
+        None, "Tokens that a window of a long context shares with the one before; a third of them if not given."
+    )
     max_answer_length: int = option(30, "Longest answer, in tokens.")
     epochs: float = option(3.0, "Passes over the data.")
     batch_size: int = option(32, "Examples per step, over all processes and accumulation.")
@@ -130,7 +133,7 @@ class FinetuneSettings:
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}` ({getattr(self, name)}) must be at least 1")
         for name in ("stride", "weight_decay", "patience", "seed", "lora"):
-            if getattr(self, name) < 0:
+            if getattr(self, name) is not None and getattr(self, name) < 0:
                 raise ValueError(f"`{name}` ({getattr(self, name)}) must be at least 0")
         if self.seed >= 2**32:
             raise ValueError(f"`seed` ({self.seed}) must be less than 2**32, which is NumPy's limit")
@@ -353,21 +356,22 @@ def _with_adapter(settings: FinetuneSettings, model: PreTrainedModel, new: set[s
         model: to adapt.
         new: names of the modules that the checkpoint did not have; they are trained in full, as are all of the head.
     """
-    from peft import LoraConfig, get_peft_model
-
+    # It is no dependency: its types are not there either.
+    peft: Any = importlib.import_module("peft")
     head = [
         name
         for name, module in model.named_children()
         if name != model.base_model_prefix and any(True for _ in module.parameters())
     ]
     targets = settings.lora_targets or LORA_TARGETS.get(model.config.model_type)
-    options = LoraConfig(
+    options = peft.LoraConfig(
         r=settings.lora,
         lora_alpha=2 * settings.lora,
         target_modules=targets,
         modules_to_save=sorted({*head, *(name for name in new if name.partition(".")[0] not in head)}),
     )
-    return get_peft_model(model, options)
+    adapted: nn.Module = peft.get_peft_model(model, options)
+    return adapted
 
 
 class _FinetuneTrainer(Trainer):
@@ -377,7 +381,7 @@ class _FinetuneTrainer(Trainer):
     weighted by the part's share of them, so that the parts add up to the loss of the whole batch.
     """
 
-    def __init__(self, model: nn.Module, *args: Any, **options: Any) -> None:
+    def __init__(self, model: Any, *args: Any, **options: Any) -> None:
         super().__init__(model, *args, **options)
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._counts_itself = "num_items_in_batch" in inspect.signature(inner.forward).parameters

@@ -201,7 +201,7 @@ class Tokens(FinetuneTask):
     name = "tokens"
     auto_class = "AutoModelForTokenClassification"
     best_by = "f1"
-    measured = ("f1", "precision", "recall", "accuracy")
+    measured: Sequence[str] = ("f1", "precision", "recall", "accuracy")
 
     def columns(self) -> list[Column]:
         chosen = self.settings

@@ -5,6 +5,7 @@ from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import DynamicCache
 
 from regard import (
+    RegardCaptionerConfig,
     RegardDecoderConfig,
     RegardDecoderModel,
     RegardRecurrentConfig,
@@ -13,8 +14,11 @@ from regard import (
 )
 
 DECODER, TRANSFORMER, RECURRENT = RegardDecoderConfig, RegardTransformerConfig, RegardRecurrentConfig
+CAPTIONER = RegardCaptionerConfig
 every_config = pytest.mark.parametrize(
-    "config_class", [DECODER, TRANSFORMER, RECURRENT], ids=lambda config_class: config_class.model_type
+    "config_class",
+    [DECODER, TRANSFORMER, RECURRENT, CAPTIONER],
+    ids=lambda config_class: config_class.model_type,
 )
 
 
@@ -117,3 +121,23 @@ def test_widths_that_do_not_fit_are_refused():
         RegardTransformerModel(TRANSFORMER(**sizes, hidden_size=18, num_attention_heads=4))
     with pytest.raises(ValueError, match=r"`hidden_size` \(15\) must be even for sinusoidal positions"):
         RegardTransformerModel(TRANSFORMER(**sizes, hidden_size=15, num_attention_heads=3))
+
+
+@pytest.mark.parametrize("backbone", [{"model_type": "nope"}, {"hidden_sizes": [3]}, {}])
+def test_a_backbone_of_no_known_kind_is_refused(backbone):
+    with pytest.raises(ValueError, match=r"^`backbone_config` has the `model_type` ('nope'|None), which is no model"):
+        CAPTIONER(backbone_config=backbone)
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong", "allowed"),
+    [
+        ("decoder_type", "rnn", "recurrent, transformer"),
+        ("alignment", "addditive", "additive, bilinear, dot, none, scaled_dot"),
+        ("rnn_type", "rnn", "gru, lstm"),
+        ("norm_position", "middle", "post, pre"),
+    ],
+)
+def test_a_captioners_choices_are_listed(field, wrong, allowed):
+    with pytest.raises(ValueError, match=rf"^`{field}` \('{wrong}'\) must be one of {allowed}"):
+        CAPTIONER(**{field: wrong})

@@ -168,7 +168,7 @@ class BaseHandler(BaseHTTPRequestHandler):
             if fault["left"] > 0 and re.search(fault["match"], f"{self.command} {self.path}"):
                 fault["left"] -= 1
                 if fault["cut_after"] is None:
-                    raise HubError(fault["status"], "injected fault")
+                    raise HubError(fault["status"], fault["message"])
                 self.cut_after = fault["cut_after"]
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = handle_request

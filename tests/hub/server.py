@@ -77,13 +77,13 @@ class HubServer:
         expiry = int(time.time()) + 3600
         return f"{self.storage_url}/{folder}/{oid}?exp={expiry}&sig={self.sign(f'{method}:{oid}:{expiry}')}"
 
-    def fail(self, match, status=503, times=1):
-        """Refuses the next requests whose "METHOD /path" has a match."""
-        self.faults.append({"match": match, "status": status, "left": times, "cut_after": None})
+    def fail(self, match, status=503, message="injected fault"):
+        """Refuses the next request whose "METHOD /path" has a match."""
+        self.faults.append({"match": match, "status": status, "message": message, "left": 1, "cut_after": None})
 
     def cut(self, match, after, times=1):
         """Breaks the connection of such requests when so many bytes of a body have come in, or gone out."""
-        self.faults.append({"match": match, "status": None, "left": times, "cut_after": after})
+        self.faults.append({"match": match, "left": times, "cut_after": after})
 
     def environment(self, home, token=None, xet=False):
         """What a client has to run under: this Hub, and no settings of the user's."""

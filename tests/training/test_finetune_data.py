@@ -80,6 +80,19 @@ def test_several_files_are_joined_in_order(tmp_path):
     assert (both["text"][:], held_out["text"][:]) == (["text 2", "text 0"], ["text 1"])
 
 
+def test_data_sets_of_the_hub_have_a_split_for_each_part(monkeypatch):
+    asked = []
+
+    def open_hub_data_set(name, split, argument):
+        asked.append((name, split, argument))
+        return datasets.Dataset.from_list([{"text": split, "label": 0, "more": 1}]), None
+
+    monkeypatch.setattr("regard.training.finetune_data.open_hub_data_set", open_hub_data_set)
+    rows, held_out = load_splits(["a/b"], "a/b:c", [TEXT, LABEL], split="train", validation_split="test", seed=0)
+    assert asked == [("a/b", "train", "data"), ("a/b:c", "test", "validation")]
+    assert (rows[:], held_out[:]) == ({"text": ["train"], "label": [0]}, {"text": ["test"], "label": [0]})
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -374,3 +387,8 @@ def test_an_answer_longer_than_a_window_and_a_long_question_are_counted(prepare)
     assert task.told["warnings"]["data"] == {"truncated": 1, "not_in_a_window": 1}
     with pytest.raises(ValueError, match=r"`stride` \(12\) must be less than 12"):
         prepare("question-answering", rows, stride=12)
+    # A third of 16 if nothing is said.
+    task, _, _ = prepare("question-answering", rows, stride=None)
+    first, second = ([span for span in window.spans if span] for window in task.windows[:2])
+    assert first[-5:] == second[:5]
+    assert first[-6] not in second
