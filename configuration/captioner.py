@@ -104,8 +104,8 @@ class RegardCaptionerConfig(RegardConfig):
         own = self.backbone_config
         if isinstance(own, dict) and own.get("model_type") not in CONFIG_MAPPING:
             raise ValueError(
-                f"`backbone_config` has the `model_type` {own.get('model_type')!r}, which is no model of transformers: "
-                "name one that is a backbone, such as 'resnet'"
+                f"`backbone_config` has the `model_type` {own.get('model_type')!r}, unknown to transformers: "
+                "name a backbone's, such as 'resnet'"
             )
         super().__post_init__(**kwargs)
 

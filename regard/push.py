@@ -79,8 +79,16 @@ def push(
     folder = Path(model_path(run))
     check_folder(folder)
     card = plain_card(folder, repo_id.rpartition("/")[2], bundle)
-    options = {"private": private, "revision": revision, "bundle": bundle, "token": token, "message": message}
-    return push_folder(folder, repo_id, **options, card=card)
+    return push_folder(
+        folder,
+        repo_id,
+        private=private,
+        revision=revision,
+        bundle=bundle,
+        token=token,
+        message=message,
+        card=card,
+    )
 
 
 def plain_card(folder: Path, title: str, bundle: bool) -> str:
@@ -123,7 +131,7 @@ def plain_card(folder: Path, title: str, bundle: bool) -> str:
 
 def _auto_class(config: PreTrainedConfig) -> str:
     """The Auto class that loads the architecture of a configuration."""
-    architecture = (config.architectures or [None])[0]
+    architecture = next(iter(config.architectures or ()), None)
     for name in _TASKS:
         mapping = getattr(transformers, name)._model_mapping
         if type(config) in mapping:

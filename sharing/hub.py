@@ -128,7 +128,7 @@ def check_folder(folder: Path) -> str:
     if not folder.is_dir():
         raise ValueError(f"`folder` ({folder}) must be the folder of a model: there is none of that name")
     config = _read_json(folder, "config.json")
-    model_type = config.get("model_type")
+    model_type: Any = config.get("model_type")
     if model_type not in EXPORTED_TYPES and not _is_ours(model_type):
         raise ValueError(
             f"`folder` ({folder}) holds a model of the type {model_type!r}, which is neither one of {_PACKAGE}'s nor "

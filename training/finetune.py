@@ -176,12 +176,14 @@ def finetune(
         logger.info("The run in %s has already ended.", folder)
         return finished
     work = TASKS[task](chosen)
-    share = _share_of_batch(chosen)
+    # Processes on CPUs find each other only where this is said.
+    state = PartialState(cpu=not torch.accelerator.is_available())
+    share = _share_of_batch(chosen, state)
     path = model_path(chosen.model)
     config = _load(AutoConfig, chosen.model, path)
     tokenizer = _load_tokenizer(chosen.model, path)
     max_length = _max_length(chosen, tokenizer, config)
-    with PartialState().main_process_first():
+    with state.main_process_first():
         rows, held_out = load_splits(
             chosen.data,
             chosen.validation,
@@ -227,10 +229,9 @@ def finetune(
 # Settings
 
 
-def _share_of_batch(settings: FinetuneSettings) -> int:
+def _share_of_batch(settings: FinetuneSettings, state: PartialState) -> int:
     """The examples that a device takes at once."""
-    processes = PartialState().num_processes
-    devices = processes if processes > 1 else max(1, torch.cuda.device_count())
+    devices = state.num_processes if state.num_processes > 1 else max(1, torch.cuda.device_count())
     parts = devices * settings.accumulation
     if settings.batch_size % parts:
         raise ValueError(
@@ -268,6 +269,7 @@ def _arguments(settings: FinetuneSettings, task: FinetuneTask, folder: Path, sha
         restore_callback_states_from_checkpoint=True,
         label_names=list(task.label_inputs),
         logging_steps=settings.log_every,
+        use_cpu=not torch.accelerator.is_available(),
         dataloader_pin_memory=torch.accelerator.is_available(),
         report_to=trackers or "none",
         disable_tqdm=False,

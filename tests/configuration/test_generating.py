@@ -125,7 +125,7 @@ def test_widths_that_do_not_fit_are_refused():
 
 @pytest.mark.parametrize("backbone", [{"model_type": "nope"}, {"hidden_sizes": [3]}, {}])
 def test_a_backbone_of_no_known_kind_is_refused(backbone):
-    with pytest.raises(ValueError, match=r"^`backbone_config` has the `model_type` ('nope'|None), which is no model"):
+    with pytest.raises(ValueError, match=r"^`backbone_config` has the `model_type` ('nope'|None), unknown to"):
         CAPTIONER(backbone_config=backbone)
 
 

@@ -2,8 +2,6 @@
 
 import json
 import os
-import pickle
-import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from huggingface_hub import HfApi, snapshot_download
 from transformers import AutoModelForMaskedLM, Trainer, TrainingArguments
 
 from regard.sharing import export
-from regard.sharing.hub import EXPORTED_TYPES, check_folder, push_folder
+from regard.sharing.hub import EXPORTED_TYPES, push_folder
 from tests.hub.client import Client
 from tests.hub.models import TINY, fingerprint, make_model, pull, save_model
 from tests.hub.server import HubServer
@@ -477,78 +475,6 @@ def test_a_card_that_the_hub_refuses(hub, client, bert):
     assert "README.md" in text
     assert '"tags" has the wrong type' in text
     assert "\n" not in text
-
-
-# What is refused before the Hub is asked
-
-
-def refusal(*args, **kwargs):
-    with pytest.raises(ValueError, match=r"\A[^\n]*\Z") as raised:
-        push_folder(*args, **{"token": WRITE, **kwargs})
-    return str(raised.value)
-
-
-@pytest.mark.parametrize(
-    "name", ["pytorch_model.bin", "training_args.bin", "a.pt", "b.PTH", "deep/er/c.pkl", "d.ckpt"]
-)
-def test_pickles_are_refused_by_name(bert, name):
-    (bert / name).parent.mkdir(parents=True, exist_ok=True)
-    (bert / name).write_bytes(b"x")
-    assert f"holds {name}, which may run code" in refusal(bert, "me/x")
-
-
-def drop(name):
-    return lambda folder: (folder / name).unlink()
-
-
-def write(name, text):
-    return lambda folder: (folder / name).write_text(text)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "complaint"),
-    [
-        (shutil.rmtree, "there is none of that name"),
-        (drop("config.json"), "has no config.json"),
-        (write("config.json", "{"), "config.json that is not JSON"),
-        (write("config.json", "[]"), "config.json that is not a JSON object"),
-        (write("config.json", "{}"), "of the type None"),
-        (write("config.json", '{"model_type": "llama"}'), "of the type 'llama'"),
-        (drop("model.safetensors"), "holds no weights"),
-        (lambda folder: os.truncate(folder / "model.safetensors", 5000), "no whole model.safetensors"),
-        (
-            lambda folder: (folder / "model.safetensors").write_bytes(pickle.dumps({"a": 1})),
-            "no whole model.safetensors",
-        ),
-    ],
-)
-def test_a_folder_that_is_no_model(bert, spoil, complaint):
-    spoil(bert)
-    message = refusal(bert, "me/x")
-    assert message.startswith(f"`folder` ({bert})")
-    assert complaint in message
-
-
-def test_a_shard_that_is_missing(tmp_path):
-    folder = save_model(tmp_path / "model", *make_model("regard_bert"), max_shard_size="2KB")
-    assert check_folder(folder) == "regard_bert"
-    sorted(folder.glob("model-*"))[2].unlink()
-    assert "no whole model-00003-of-" in refusal(folder, "me/x")
-
-
-@pytest.mark.parametrize("repo_id", ["", "a/b/c", "me/x y", "me/a--b", "https://huggingface.co/me/x", "me/x.git"])
-def test_a_bad_name(bert, repo_id):
-    assert f"`repo_id` ({repo_id!r}) must be a name such as `someone/model`" in refusal(bert, repo_id)
-
-
-@pytest.mark.parametrize("revision", ["", " ", "a b", "-x", "a\nb"])
-def test_a_bad_branch(bert, revision):
-    assert f"`revision` ({revision!r}) must be the name of a branch" in refusal(bert, "me/x", revision=revision)
-
-
-def test_offline(bert):
-    with pytest.raises(ConnectionError, match="HF_HUB_OFFLINE"):
-        push_folder(bert, "me/x", token=WRITE)
 
 
 class Evil:
