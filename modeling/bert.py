@@ -6,6 +6,7 @@ in transformers' `Bert*` classes.
 Dimension letters: B batch, L length, E width of the model, V vocabulary, P predicted positions.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,7 @@ from .base import (
 )
 from .block import TransformerBlock, TransformerStack
 from .positions import LearnedPositions
-from .weights import register_bert_weights
+from .weights import named_as_in_memory, register_bert_weights
 
 logger = logging.get_logger(__name__)
 
@@ -101,6 +102,12 @@ class RegardBertPreTrainedModel(RegardPreTrainedModel):
         "hidden_states": TransformerBlock,
         "attentions": OutputRecorder(MultiHeadAttention, index=1),
     }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Loads a state, under its names in memory or those on disk."""
+        return super().load_state_dict(
+            named_as_in_memory(state_dict, self.config.tie_word_embeddings), strict=strict, assign=assign
+        )
 
     # transformers saves with those parts of the mapping that its last load used. A head that was not in the loaded
     # checkpoint would then be saved under its name in memory: with None, it saves with the whole mapping.

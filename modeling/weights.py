@@ -7,8 +7,10 @@ one becomes a stock checkpoint by rewriting its `config.json`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.core_model_loading import (
@@ -106,6 +108,35 @@ def _renamings(names: dict[str, str]) -> list[WeightConverter | WeightRenaming]:
         LoadOnlyRenaming("LayerNorm.beta", "LayerNorm.bias"),
     ]
     return [*old_names, *(WeightRenaming(disk, memory) for disk, memory in names.items())]
+
+
+def named_as_in_memory(state: Mapping[str, Tensor], is_tied: bool) -> dict[str, Tensor]:
+    """A state as it lies on disk, under the names and in the shapes that it has in memory.
+
+    `from_pretrained` has its own way; this is for those who read a file and call `load_state_dict`, as `Trainer` does.
+
+    Args:
+        state: a state of either kind; what has its name in memory already keeps it.
+        is_tied: whether the output layer shares the token embeddings, which tells the bias that counts.
+
+    Raises:
+        ValueError: if a query, key or value is there without the two others.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        for disk, memory in {**_ENCODER, **_MASKED_LM_HEAD, **_NEXT_SENTENCE_HEAD}.items():
+            name = name.replace(disk, memory)
+        found[name] = tensor
+    biases = [found.pop(f"cls.predictions.{name}", None) for name in ("bias", "decoder.bias")]
+    bias = biases[0] if is_tied or biases[1] is None else biases[1]
+    if bias is not None:
+        found["masked_lm_head.decoder.bias"] = bias
+    for query in [name for name in found if ".attention.self.query." in name]:
+        parts = [found.pop(query.replace(".query.", f".{part}."), None) for part in ("query", "key", "value")]
+        if any(part is None for part in parts):
+            raise ValueError(f"`{query}` is there without its key and value: load all of the checkpoint at once")
+        found[query.replace("attention.self.query", "self_attention.query_key_value")] = torch.cat(parts)
+    return found
 
 
 def register_bert_weights() -> None:

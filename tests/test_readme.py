@@ -1,4 +1,4 @@
-"""What the README shows works: its Python is run, its commands and options exist, its links lead somewhere."""
+"""What the README and the pages in docs show works: their Python is run, commands, options and links exist."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_python_runs(snippet: str, folder: Path) -> None:
 
 
 def test_there_is_python_to_run() -> None:
-    assert len(SNIPPETS) == README.count("```python") >= 4
+    assert len(SNIPPETS) == README.count("```python\n") >= 4
 
 
 def run_command(line: str, folder: Path) -> subprocess.CompletedProcess:
@@ -72,6 +72,20 @@ def test_commands_run(line: str, folder: Path) -> None:
     assert done.stdout
 
 
+@pytest.mark.slow
+def test_the_walk_through_of_fine_tuning_runs(folder: Path) -> None:
+    """Its Python and its commands, one after the other."""
+    page = (ROOT / "docs" / "finetuning.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(python|sh)\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    assert {kind for kind, _ in blocks} == {"python", "sh"}
+    for kind, text in blocks:
+        # A pass over the data is enough here.
+        done = run_python(text, folder) if kind == "python" else run_command(f"{text.strip()} --epochs 1", folder)
+        assert done.returncode == 0, done.stderr
+    known = set(re.findall(r"--[a-z-]+", run_command("regard finetune tokens --help", folder).stdout))
+    assert set(re.findall(r"--[a-z][a-z-]+", page)) <= known | {"--help"}
+
+
 @pytest.mark.parametrize("line", [line for line in COMMANDS if line.startswith("make ")])
 def test_make_targets_exist(line: str) -> None:
     target = shlex.split(line, comments=True)[1]
@@ -83,6 +97,8 @@ def test_options_exist(folder: Path) -> None:
     commands = [
         *(f"train {name}" for name in ("bert", "decoder", "transformer", "recurrent", "captioner")),
         "evaluate",
+        "finetune tokens",
+        "generate",
     ]
     helps = [run_command(f"regard {command} --help", folder).stdout for command in commands]
     known = set(re.findall(r"--[a-z-]+", " ".join(helps)))
@@ -91,6 +107,7 @@ def test_options_exist(folder: Path) -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
-    assert links
-    assert not [link for link in links if not (ROOT / link).exists()]
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        links = re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
+        assert not [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert "](" in README

@@ -170,7 +170,7 @@ def finetune(
     if task not in TASKS:
         raise ValueError(f"`task` ({task!r}) must be one of {', '.join(TASKS)}")
     folder, run_name = Path(output), f"finetune {task}"
-    chosen = open_run(folder, FinetuneSettings, run_name, settings or {}, resume)  # type: ignore[type-var]
+    chosen = open_run(folder, FinetuneSettings, run_name, settings or {}, resume)
     finished = load_results(folder)
     if finished is not None:
         logger.info("The run in %s has already ended.", folder)
@@ -210,7 +210,7 @@ def finetune(
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(_Progress)
     if trainer.is_world_process_zero():
-        save_settings(folder, run_name, chosen)  # type: ignore[arg-type]
+        save_settings(folder, run_name, chosen)
     start = time.monotonic()
     trainer.train(resume_from_checkpoint=_last_checkpoint(folder) if resume else None)
     outcome = trainer.predict(encoded_held_out, metric_key_prefix="eval")
@@ -377,7 +377,7 @@ def _with_adapter(settings: FinetuneSettings, model: PreTrainedModel, new: set[s
 
 
 class _FinetuneTrainer(Trainer):
-    """A Trainer for any model, whose weights on disk may have other names, and whose loss may know of no parts.
+    """A Trainer for any model, whose loss may know of no parts.
 
     It counts the labels of the whole batch. A model that takes the mean over a part's labels alone gets that mean
     weighted by the part's share of them, so that the parts add up to the loss of the whole batch.
@@ -401,25 +401,6 @@ class _FinetuneTrainer(Trainer):
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
         loss = loss * (inputs["labels"] != -100).sum() / num_items_in_batch * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
-
-    # Trainer itself takes the names in a file for those in memory, and leaves out what does not fit.
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        if not self._load_weights(resume_from_checkpoint):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-
-    def _load_best_model(self) -> None:
-        if not self._load_weights(self.state.best_model_checkpoint):
-            super()._load_best_model()
-
-    def _load_weights(self, folder: str | None) -> bool:
-        """Loads a checkpoint as transformers does; False if it is not whole in one process, or an adapter's."""
-        model = self.accelerator.unwrap_model(self.model)
-        if not isinstance(model, PreTrainedModel) or self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            return False
-        loaded = type(model).from_pretrained(folder, config=model.config, dtype=torch.float32)
-        model.load_state_dict(loaded.state_dict())
-        return True
 
 
 class _Progress(ProgressCallback):

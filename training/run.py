@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 import yaml
 
-from .settings import TrainingSettings, make_settings, read_yaml, to_dict
+from .settings import make_settings, read_yaml, to_dict
 
-Settings = TypeVar("Settings", bound=TrainingSettings)
+Settings = TypeVar("Settings")
 
 SETTINGS_FILE, RESULTS_FILE = "settings.yaml", "results.json"
 TOKENIZER, MODEL = "tokenizer", "model"
@@ -64,7 +64,7 @@ def open_run(
     return settings
 
 
-def save_settings(folder: Path, family: str, settings: TrainingSettings) -> None:
+def save_settings(folder: Path, family: str, settings: Any) -> None:
     """Writes the settings that mark a folder as a run."""
     folder.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump({"family": family, **to_dict(settings)}, sort_keys=False, allow_unicode=True)

@@ -246,7 +246,7 @@ class TransformerFamily(PairFamily[PairSettings]):
     name: ClassVar[str] = "transformer"
     settings_class = PairSettings
     model_class = RegardTransformerForConditionalGeneration
-    default_steps = 4000
+    default_steps = 5000
 
     def settings_of(self, config: PreTrainedConfig) -> dict[str, Any]:
         """See `Family`."""

@@ -214,3 +214,29 @@ def test_a_real_configuration_is_read(real_folder):
     config = RegardBertConfig.from_pretrained(real_folder)
     assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (384, 6, 12)
     assert config.model_type == "regard_bert"
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_state_with_the_names_of_a_file_loads(is_tied, make_model, tmp_path):
+    """As `Trainer` loads its best checkpoint: the file's tensors, and `load_state_dict`."""
+    ours = make_model(RegardBertForMaskedLM, tie_word_embeddings=is_tied)
+    ours.save_pretrained(tmp_path)
+    other = make_model(RegardBertForMaskedLM, tie_word_embeddings=is_tied)
+    missing, unexpected = other.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=False)
+    assert not unexpected
+    assert missing == (["masked_lm_head.decoder.weight"] if is_tied else [])
+    expected, actual = ours.state_dict(), other.state_dict()
+    assert [name for name in expected if not actual[name].equal(expected[name])] == []
+    # Names in memory are taken as ever.
+    other.load_state_dict(make_model(RegardBertForMaskedLM, tie_word_embeddings=is_tied).state_dict())
+    assert not other.state_dict()["bert.embeddings.tokens.weight"].equal(expected["bert.embeddings.tokens.weight"])
+
+
+def test_a_query_without_its_key_is_refused(make_model, tmp_path):
+    ours = make_model(RegardBertForMaskedLM)
+    ours.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    del state["bert.encoder.layer.1.attention.self.key.weight"]
+    with pytest.raises(ValueError, match=r"blocks\.1\..*query\.weight` is there without its key and value") as error:
+        ours.load_state_dict(state, strict=False)
+    assert "\n" not in str(error.value)
