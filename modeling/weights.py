@@ -132,9 +132,10 @@ def named_as_in_memory(state: Mapping[str, Tensor], is_tied: bool) -> dict[str, 
     if bias is not None:
         found["masked_lm_head.decoder.bias"] = bias
     for query in [name for name in found if ".attention.self.query." in name]:
-        parts = [found.pop(query.replace(".query.", f".{part}."), None) for part in ("query", "key", "value")]
-        if any(part is None for part in parts):
+        names = [query.replace(".query.", f".{part}.") for part in ("query", "key", "value")]
+        if not found.keys() >= set(names):
             raise ValueError(f"`{query}` is there without its key and value: load all of the checkpoint at once")
+        parts = [found.pop(name) for name in names]
         found[query.replace("attention.self.query", "self_attention.query_key_value")] = torch.cat(parts)
     return found
 

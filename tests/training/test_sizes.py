@@ -18,7 +18,7 @@ def test_sizes(size):
 
 
 def test_fields_of_the_configuration_go_before_the_size():
-    settings = DecoderSettings(size="small", config={"hidden_size": 96, "hidden_dropout_prob": 0.0})
+    settings = DecoderSettings(size="small", dropout=0.1, config={"hidden_size": 96, "hidden_dropout_prob": 0.0})
     config = settings.make_config()
     assert (config.hidden_size, config.intermediate_size, config.num_hidden_layers) == (96, 384, 4)
     assert (config.hidden_dropout_prob, config.attention_probs_dropout_prob) == (0.0, 0.1)
