@@ -18,6 +18,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 import regard
+from regard.training.seq2seq import RecurrentSettings
 
 ALIGNMENTS = ("none", "dot", "scaled_dot", "bilinear", "additive")
 LABELS = {"none": "none (fixed context vector)", "scaled_dot": "scaled dot"}
@@ -33,19 +34,21 @@ bottleneck, what is lost should grow with the length of the source. Cho et al. (
 saw this in translation, and Bahdanau et al. (2015), https://arxiv.org/abs/1409.0473, what attention does about it.
 
 Here each model rewrites one to five dates, written in any of 24 locales, as ISO 8601. They differ in nothing but the
-alignment: {parameters}; {steps:,} steps of {batch_size} pairs, the same pairs in the same order; {seeds}. The figures
-are greedy generation's on {held_out:,} held-out rows, none of whose dates occur in training.
+alignment: {width} wide, {steps:,} steps of {batch_size} pairs, the same pairs in the same order for a seed. The
+figures are greedy generation's on {held_out:,} held-out rows, none of whose dates occur in training.
 
-![Exact match by length of the source, for each alignment](images/alignment_study.png)
+{by_run}
+
+That is the share of targets that are right to the last character, in percent, of each run by itself. Runs differ, and
+two of them may differ by more than two alignments do.
+
+![Exact match by length of the source, a line for each run](images/alignment_study.png)
+
+Over all runs of an alignment, with the standard error of the share (which knows nothing of how much runs differ):
 
 {by_length}
 
 {by_dates}
-
-A cell is the share of targets that are right to the last character, in percent, with the standard error of that share,
-which knows nothing of how much runs differ. They do:
-
-{by_run}
 
 Made by `make study`, which is `python docs/alignment_study.py{arguments}`, with {versions}.
 """
@@ -93,37 +96,37 @@ def table(found: dict[str, list[dict]], name: str, heading: str, label) -> str:
 
 def runs_table(found: dict[str, list[dict]]) -> str:
     lines = [
-        "| seed | " + " | ".join(LABELS.get(alignment, alignment) for alignment in found) + " |",
+        "| | " + " | ".join(LABELS.get(alignment, alignment) for alignment in found) + " |",
         "|---" * (1 + len(found)) + "|",
     ]
     for results in zip(*found.values(), strict=True):
         cells = [f"{100 * result['metrics']['exact_match']:.1f}" for result in results]
-        lines.append(f"| {results[0]['settings']['seed']} | {' | '.join(cells)} |")
+        lines.append(f"| seed {results[0]['settings']['seed']} | {' | '.join(cells)} |")
+    sizes = " | ".join(f"{results[0]['parameters']:,}" for results in found.values())
+    lines.append(f"| parameters | {sizes} |")
     return "\n".join(lines)
 
 
 def draw(found: dict[str, list[dict]], file: Path) -> None:
-    figure, axes = plt.subplots(figsize=(7.5, 4), layout="constrained")
-    for alignment, results in found.items():
-        rows = {key: value for key, value in joined(results, "by_source_length").items() if value[0] >= 20}
-        places = [key + STEP / 2 for key in rows]
-        shares = [100 * share for _, share in rows.values()]
-        errors = [100 * error(*value) for value in rows.values()]
-        axes.errorbar(
-            places,
-            shares,
-            errors,
-            marker="o",
-            markersize=4,
-            capsize=2,
-            linestyle="--" if alignment == "none" else "-",
-            color="black" if alignment == "none" else None,
-            label=LABELS.get(alignment, alignment),
-        )
+    figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
+    for number, (alignment, results) in enumerate(found.items()):
+        for run, result in enumerate(results):
+            rows = {key: value for key, value in joined([result], "by_source_length").items() if value[0] >= 20}
+            axes.errorbar(
+                [key + STEP / 2 for key in rows],
+                [100 * share for _, share in rows.values()],
+                [100 * error(*value) for value in rows.values()],
+                marker="o",
+                markersize=4,
+                capsize=2,
+                linestyle="--" if alignment == "none" else "-",
+                color="black" if alignment == "none" else f"C{number}",
+                label=None if run else LABELS.get(alignment, alignment),
+            )
     axes.set(xlabel="length of the source (characters)", ylabel="targets all right (%)", ylim=(-3, 103))
     axes.set_title("Dates to ISO 8601: exact match by length of the source")
     axes.grid(alpha=0.3)
-    axes.legend(loc="best")
+    figure.legend(loc="outside right")
     figure.savefig(file, dpi=120)
 
 
@@ -141,9 +144,7 @@ def main() -> None:
     (options.output / "images").mkdir(parents=True, exist_ok=True)
     draw(found, options.output / "images" / "alignment_study.png")
     one = found["none"][0]
-    sizes = ", ".join(f"{LABELS.get(name, name)} {results[0]['parameters']:,}" for name, results in found.items())
     versions = ", ".join(f"{name} {number}" for name, number in one["versions"].items() if name != "tokenizers")
-    seeds = f"seed {options.seeds[0]}" if len(options.seeds) == 1 else f"seeds {', '.join(map(str, options.seeds))}"
     arguments = "".join(
         f" --{name} {value}"
         for name, value, usual in (
@@ -153,10 +154,9 @@ def main() -> None:
         if value != usual
     )
     page = PAGE.format(
-        parameters=f"parameters: {sizes}",
+        width=RecurrentSettings(**one["settings"]).width,
         steps=options.steps,
         batch_size=one["settings"]["batch_size"],
-        seeds=seeds,
         held_out=one["data"]["held_out_pairs"],
         by_length=table(found, "by_source_length", "characters", lambda key: f"{key} to {key + STEP - 1}"),
         by_dates=table(found, "by_target_words", "dates", str),
