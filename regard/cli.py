@@ -256,9 +256,10 @@ def push(
     private: Annotated[bool, typer.Option("--private", help="Make a repository that others don't see.")] = False,
     revision: Annotated[str | None, typer.Option(help="Branch to push to; made if it is not there.")] = None,
     bundle: Annotated[bool, typer.Option(help="Whether the code goes along, for those without regard.")] = True,
+    license: Annotated[str | None, typer.Option(help="Of the model, as the Hub names it: apache-2.0.")] = None,
 ) -> None:
     """Push a model to the Hub: weights, tokenizer, card, and the code that loads them."""
-    typer.echo(push_run(run, repo, private=private, revision=revision, bundle=bundle))
+    typer.echo(push_run(run, repo, private=private, revision=revision, bundle=bundle, license=license))
 
 
 def main() -> None:

@@ -53,6 +53,7 @@ def push(
     bundle: bool = True,
     token: str | None = None,
     message: str | None = None,
+    license: str | None = None,
 ) -> str:
     """Pushes the model of a run, or of a folder, to the Hub.
 
@@ -67,6 +68,7 @@ def push(
         bundle: whether to add the model's code, so that it loads where this package is not installed.
         token: of an account that may write; None: the one of `hf auth login` or `HF_TOKEN`.
         message: of the commit.
+        license: of the model, as the Hub names it (`apache-2.0`), for the card; None: what the card says.
 
     Returns:
         The address of the commit.
@@ -88,6 +90,7 @@ def push(
         token=token,
         message=message,
         card=card,
+        license=license,
     )
 
 

@@ -255,10 +255,12 @@ def _language(settings: dict[str, Any], card: FamilyCard) -> str | None:
 
 def _metadata(results: dict[str, Any], config: Any, title: str, held_out: str) -> ModelCardData:
     card, metrics = FAMILY_CARDS[results["family"]], results["metrics"]
+    names = dict.fromkeys(source.partition(":")[0] for source in results["settings"]["data"])
     return ModelCardData(
         language=_language(results["settings"], card),
         library_name="transformers",
         tags=["regard", config.model_type],
+        datasets=[name for name in names if _is_hub_id(name)] or None,
         pipeline_tag=card.pipeline_tag,
         model_name=title,
         eval_results=[

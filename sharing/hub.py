@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, constants, get_token
+from huggingface_hub import HfApi, ModelCard, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
@@ -48,6 +48,7 @@ def push_folder(
     token: str | None = None,
     message: str | None = None,
     card: str | None = None,
+    license: str | None = None,
 ) -> str:
     """Uploads a model with all that belongs to it.
 
@@ -63,6 +64,7 @@ def push_folder(
         token: of an account that may write; None: the one of `hf auth login` or `HF_TOKEN`.
         message: of the commit.
         card: text of a model card, taken if neither `folder` nor the repository has one.
+        license: of the model, as the Hub names it (`apache-2.0`), for the card; None: what the card says.
 
     Returns:
         The address of the commit.
@@ -104,7 +106,7 @@ def push_folder(
                 and not api.file_exists(repo_id, _CARD, revision=revision)
             ):
                 (staged / _CARD).write_text(card, encoding="utf-8")
-            _fill_card(staged / _CARD, repo_id)
+            _fill_card(staged / _CARD, repo_id, license)
             commit = api.upload_folder(
                 repo_id=repo_id,
                 folder_path=staged,
@@ -193,11 +195,15 @@ def _stage(folder: Path, staged: Path) -> None:
             shutil.copyfile(source, target)
 
 
-def _fill_card(path: Path, repo_id: str) -> None:
-    """Has a card's example load the model from the Hub."""
+def _fill_card(path: Path, repo_id: str, license: str | None) -> None:
+    """Has a card's example load the model from the Hub, and its metadata name the license."""
     if path.exists():
-        text = path.read_text(encoding="utf-8")
-        path.write_text(text.replace(f'"{_PLACE}"', f'"{repo_id}"'), encoding="utf-8", newline="\n")
+        text = path.read_text(encoding="utf-8").replace(f'"{_PLACE}"', f'"{repo_id}"')
+        if license is not None:
+            card = ModelCard(text)
+            card.data.license = license
+            text = str(card)
+        path.write_text(text, encoding="utf-8", newline="\n")
 
 
 def _find_token(token: str | None) -> str:

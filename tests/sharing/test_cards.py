@@ -557,3 +557,23 @@ def test_metadata_with_names_that_mean_something_to_yaml(tmp_path):
     assert card.data.language == "no"
     assert card.data.eval_results[0].dataset_name == "held-out documents of the data set org/data:a"
     assert json.dumps(card.data.to_dict())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_card_tells_how_else_the_model_loads(family):
+    text = model_card(ALL_RESULTS[family], CONFIGS[family]).text
+    assert "import regard" in text
+    assert "`trust_remote_code=True`" in text
+    assert ("`regard export`" in text) == (family in ("bert", "decoder", "transformer"))
+
+
+def test_the_hubs_data_sets_are_in_the_metadata(tmp_path):
+    def data_sets(*data: str) -> list[str] | None:
+        results = {**RESULTS, "settings": {**RESULTS["settings"], "data": list(data)}}
+        return model_card(results, CONFIG).data.datasets
+
+    assert data_sets("org/name:en", "python-docs", str(tmp_path), "org/name:de", "org/other") == [
+        "org/name",
+        "org/other",
+    ]
+    assert data_sets("python-docs") is None

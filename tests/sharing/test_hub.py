@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import HfApi, ModelCard, snapshot_download
 from transformers import AutoModelForMaskedLM, Trainer, TrainingArguments
 
 from regard.sharing import export
@@ -266,6 +266,15 @@ def test_only_what_is_asked_for_is_sent(hub, client, bert):
     assert text_of(hub, "me/plain", "config.json") == (bert / "config.json").read_text()
     assert text_of(hub, "me/plain", "README.md").endswith('load("me/plain")\n')
     assert "PATH_OR_ID" in (bert / "README.md").read_text()
+
+
+def test_a_license_goes_into_the_card(hub, client, bert):
+    (bert / "README.md").write_text('---\nlibrary_name: transformers\n---\n\nload("PATH_OR_ID")\n')
+    client(push_folder, bert, "me/licensed", token=WRITE, license="apache-2.0")
+    card = ModelCard(text_of(hub, "me/licensed", "README.md"))
+    assert (card.data.license, card.data.library_name) == ("apache-2.0", "transformers")
+    assert 'load("me/licensed")' in card.text
+    assert "license" not in (bert / "README.md").read_text()
 
 
 def test_a_card_for_a_repository_that_has_none(hub, client, bert):
