@@ -3,6 +3,7 @@ import copy
 import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
@@ -577,3 +578,13 @@ def test_the_hubs_data_sets_are_in_the_metadata(tmp_path):
         "org/other",
     ]
     assert data_sets("python-docs") is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_card_of_the_reference_model(family):
+    card = ModelCard.load(Path(__file__).parents[2] / "model_cards" / f"reference_{family}.md")
+    assert card.data.license == "apache-2.0"
+    assert f"regard_{family}" in card.data.tags
+    assert {result.metric_type for result in card.data.eval_results} == {
+        result.metric_type for result in model_card(ALL_RESULTS[family], CONFIGS[family]).data.eval_results
+    }
