@@ -201,7 +201,7 @@ def _fill_card(path: Path, repo_id: str, license: str | None) -> None:
         text = path.read_text(encoding="utf-8").replace(f'"{_PLACE}"', f'"{repo_id}"')
         if license is not None:
             card = ModelCard(text)
-            card.data.license = license
+            card.data["license"] = license
             text = str(card)
         path.write_text(text, encoding="utf-8", newline="\n")
 
