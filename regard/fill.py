@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from .training.run import model_path
+from .training.run import model_path, naming_the_model
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,9 @@ def fill_masks(text: str, model: str | Path = "runs/bert", top: int = 5) -> list
         ValueError: if there is no mask in the text, the text is too long, or there is no model.
     """
     path = model_path(model)
-    try:
+    with naming_the_model("model", model, path):
         tokenizer = AutoTokenizer.from_pretrained(path)
         network = AutoModelForMaskedLM.from_pretrained(path).eval()
-    except OSError as error:
-        if Path(path).exists():
-            raise
-        raise ValueError(f"`model` ({model}) is no folder here, and the Hub did not give it: {error}") from None
     inputs = tokenizer(text, return_tensors="pt")
     masks = inputs["input_ids"][0] == tokenizer.mask_token_id
     if not masks.any():

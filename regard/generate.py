@@ -16,7 +16,7 @@ from transformers import (
     set_seed,
 )
 
-from .training.run import model_path
+from .training.run import model_path, naming_the_model
 
 # How each family's model and its tokenizer or processor are loaded.
 _LOADERS: dict[str, tuple[Any, Any]] = {
@@ -34,16 +34,12 @@ def load_generator(model: str | Path) -> tuple[Any, Any]:
         ValueError: if there is no such model, or it does not generate.
     """
     path = model_path(model)
-    try:
+    with naming_the_model("model", model, path):
         model_type = AutoConfig.from_pretrained(path).model_type
         if model_type not in _LOADERS:
             raise ValueError(f"`model` ({model}) is a {model_type!r}, but only {', '.join(_LOADERS)} generate")
         model_loader, processor_loader = _LOADERS[model_type]
         return model_loader.from_pretrained(path).eval(), processor_loader.from_pretrained(path)
-    except OSError as error:
-        if Path(path).exists():
-            raise
-        raise ValueError(f"`model` ({model}) is no folder here, and the Hub did not give it: {error}") from None
 
 
 @torch.inference_mode()

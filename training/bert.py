@@ -17,7 +17,7 @@ from ..configuration.bert import RegardBertConfig
 from ..modeling.bert import RegardBertForMaskedLM, RegardBertForPreTraining
 from ..tokenization.wordpiece import check_vocabulary, train_wordpiece
 from .bert_data import BertCollator, BertExamples, Epoch
-from .corpus import FlatColumn, count_tokens, tokenize_documents
+from .corpus import FlatColumn, count_tokens, log_frequencies, tokenize_documents
 from .family import Family
 from .masking import IGNORED, Masking
 from .sentences import split_sentences
@@ -83,8 +83,7 @@ class BertTask:
         self.collate = BertCollator(train.tokenizer.pad_token_id, train.next_sentence)
         ordinary = np.where(train.masking.special, 0, token_counts)
         self._most_frequent = int(ordinary.argmax())
-        # A word piece that the training corpus lacks would have no probability.
-        self._unigram = torch.from_numpy(np.log((ordinary + 1) / (ordinary + 1).sum()))
+        self._unigram = log_frequencies(ordinary)
 
     def epoch(self, number: int) -> Epoch:
         """See `loop.Task`."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from datasets import Dataset, Features, Sequence, Value, concatenate_datasets
 from datasets.fingerprint import Hasher
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoProcessor, PreTrainedConfig, PreTrainedModel
 
 from ..configuration.captioner import DECODER_TYPES, RegardCaptionerConfig
@@ -29,9 +29,10 @@ from .masking import IGNORED
 from .metrics import exact_match, token_f1
 from .pair_data import padded
 from .rows import load_rows
-from .settings import option
+from .run import naming_the_model
+from .settings import held_out_share, option
 from .sizes import SizedSettings
-from .targets import target_metrics, target_sums
+from .targets import TargetTask
 from .tokenizers import load_tokenizer, special_ids
 
 logger = logging.getLogger("regard.training")
@@ -127,7 +128,6 @@ class CaptionExamples:
         self.captions = _tokenize_captions(rows, processor.tokenizer, max_length)
         self.unknown = np.flatnonzero(self.captions["unknown"])
         self.ids = FlatColumn(self.captions, "ids")
-        self.starts = np.cumsum([0, *self.ids.lengths])
 
     def epoch(self, number: int) -> CaptionEpoch:
         """The examples of an epoch, in its order.
@@ -191,8 +191,7 @@ class CaptionEpoch(torch.utils.data.Dataset):
         if not 0 <= index < len(self):
             raise IndexError(f"example {index} of {len(self)}")
         examples, row = self._examples, int(self.order[index])
-        labels = examples.ids[slice(examples.starts[row], examples.starts[row + 1])]
-        return Example(image=examples.rows[row]["image"], labels=labels)
+        return Example(image=examples.rows[row]["image"], labels=examples.ids.row(row))
 
 
 @dataclass(frozen=True)
@@ -210,48 +209,6 @@ class CaptionCollator:
         images = self.processor(images=[example["image"] for example in examples], return_tensors="pt")
         labels = padded([example["labels"] for example in examples], IGNORED)
         return {"pixel_values": images["pixel_values"], "labels": labels}
-
-
-class CaptionerTask:
-    """Predicting each word of a caption from the image and the words before it, for `Loop`.
-
-    Args:
-        train: makes the training examples.
-        held_out: makes the held-out ones.
-        processor: of the model.
-    """
-
-    def __init__(self, train: CaptionExamples, held_out: CaptionExamples, processor: RegardCaptionerProcessor) -> None:
-        self._train, self._held_out = train, held_out
-        self.collate = CaptionCollator(processor)
-
-    def epoch(self, number: int) -> CaptionEpoch:
-        """See `loop.Task`."""
-        return self._train.epoch(number)
-
-    def held_out(self) -> CaptionEpoch:
-        """See `loop.Task`."""
-        return self._held_out.in_order()
-
-    def tokens(self, batch: dict[str, Tensor]) -> int:
-        """See `loop.Task`: those of the captions."""
-        return int((batch["labels"] != IGNORED).sum())
-
-    def counts(self, batch: dict[str, Tensor]) -> dict[str, int]:
-        """See `loop.Task`."""
-        return {"num_items_in_batch": self.tokens(batch)}
-
-    def forward(self, model: nn.Module, batch: dict[str, Tensor], **counts: Tensor) -> Any:
-        """See `loop.Task`."""
-        return model(**batch, **counts)
-
-    def sums(self, output: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """See `loop.Task`."""
-        return target_sums(output.logits, batch["labels"])
-
-    def metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """See `loop.Task`."""
-        return target_metrics(sums)
 
 
 class CaptionerFamily(Family[CaptionerSettings]):
@@ -286,7 +243,8 @@ class CaptionerFamily(Family[CaptionerSettings]):
             **special_ids(processor.tokenizer if processor else None),
         }
         if settings.backbone is not None:
-            fields["backbone_config"] = _load_backbone_config(settings.backbone)
+            with naming_the_model("backbone", settings.backbone, settings.backbone):
+                fields["backbone_config"] = AutoConfig.from_pretrained(settings.backbone)
         config = RegardCaptionerConfig(**{**fields, **settings.config})
         settings.require_positions(config.max_position_embeddings)
         return config
@@ -332,13 +290,13 @@ class CaptionerFamily(Family[CaptionerSettings]):
 
     def make_task(
         self, settings: CaptionerSettings, processor: Any, rows: Dataset, held_out: Dataset
-    ) -> tuple[CaptionerTask, dict[str, Any]]:
+    ) -> tuple[TargetTask, dict[str, Any]]:
         """See `Family`."""
         parts = [CaptionExamples(part, processor, settings.max_length, settings.seed) for part in (rows, held_out)]
         data = {"images": len(rows), "tokens": len(parts[0].ids), "held_out_images": len(held_out)}
         logger.info("%s images, captions of %s tokens; held out: %s images.", *(f"{n:,}" for n in data.values()))
         check_vocabulary(processor.tokenizer, self.make_config(settings, processor).vocab_size)
-        return CaptionerTask(parts[0], parts[1], processor), data
+        return TargetTask(parts[0], parts[1], CaptionCollator(processor)), data
 
     def try_out(
         self, settings: CaptionerSettings, model: PreTrainedModel, processor: Any, held_out: Dataset
@@ -362,7 +320,7 @@ class CaptionerFamily(Family[CaptionerSettings]):
             "exact_match": exact_match(predictions, references),
             "token_f1": token_f1(predictions, references),
         }
-        if (settings.data if settings.held_out_share() else [settings.validation]) == ["glyphs"]:
+        if (settings.data if held_out_share(settings.validation) else [settings.validation]) == ["glyphs"]:
             letters = ([base_letter(text) for text in texts] for texts in (predictions, references))
             metrics["base_letter"] = exact_match(*letters)
         generated = zip(references, predictions, strict=True)
@@ -370,15 +328,6 @@ class CaptionerFamily(Family[CaptionerSettings]):
             "metrics": metrics,
             "generated": [{"target": target, "prediction": prediction} for target, prediction in generated],
         }
-
-
-def _load_backbone_config(name: str) -> PreTrainedConfig:
-    try:
-        return AutoConfig.from_pretrained(name)
-    except OSError as error:
-        if Path(name).exists():
-            raise
-        raise ValueError(f"`backbone` ({name}) is no folder here, and the Hub did not give it: {error}") from None
 
 
 def _load_backbone_weights(name: str, backbone_class: Any) -> dict[str, Tensor]:

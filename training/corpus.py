@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset, Features, Sequence, Value
 from datasets.fingerprint import Hasher
 from tokenizers import Tokenizer
@@ -136,6 +137,12 @@ class FlatColumn:
         self._parts = [chunk.flatten() for chunk in chunks]
         self.lengths = np.concatenate([chunk.value_lengths().to_numpy(zero_copy_only=False) for chunk in chunks])
         self._starts = np.cumsum([0, *map(len, self._parts)])
+        self._row_ends = np.cumsum(self.lengths)
+
+    def row(self, number: int) -> np.ndarray:
+        """A row's list."""
+        end = int(self._row_ends[number])
+        return self[end - int(self.lengths[number]) : end]
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -155,6 +162,11 @@ class FlatColumn:
             piece = part.slice(max(0, span.start - start), span.stop - max(span.start, start))
             found.append(piece.to_numpy(zero_copy_only=False))
         return np.concatenate(found) if len(found) != 1 else found[0]
+
+
+def log_frequencies(counts: np.ndarray) -> torch.Tensor:
+    """The logarithm of each id's share, as if each had occurred once more: none has no probability."""
+    return torch.from_numpy(np.log((counts + 1) / (counts + 1).sum()))
 
 
 def count_tokens(ids: FlatColumn, vocab_size: int) -> np.ndarray:

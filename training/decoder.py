@@ -18,7 +18,7 @@ from ..modeling.decoder import RegardDecoderForCausalLM
 from ..tokenization.byte_level import train_byte_level
 from ..tokenization.wordpiece import check_vocabulary
 from .blocks import BlockCollator, BlockEpoch, BlockExamples
-from .corpus import count_tokens, tokenize_texts
+from .corpus import count_tokens, log_frequencies, tokenize_texts
 from .family import Family
 from .masking import IGNORED
 from .metrics import perplexity
@@ -72,10 +72,9 @@ class DecoderTask:
     def __init__(self, train: BlockExamples, held_out: BlockExamples, pad_id: int, vocab_size: int) -> None:
         self._train, self._held_out = train, held_out
         self.collate = BlockCollator(pad_id)
-        self.token_counts = count_tokens(train.ids, vocab_size)
-        self._most_frequent = int(self.token_counts.argmax())
-        # A token that the training corpus lacks would have no probability.
-        self._unigram = torch.from_numpy(np.log((self.token_counts + 1) / (self.token_counts + 1).sum()))
+        token_counts = count_tokens(train.ids, vocab_size)
+        self._most_frequent = int(token_counts.argmax())
+        self._unigram = log_frequencies(token_counts)
 
     def epoch(self, number: int) -> BlockEpoch:
         """See `loop.Task`."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig
 
 from .families import TRAINABLE
 from .family import add_tried
 from .loop import evaluate, make_accelerator
-from .run import SETTINGS_FILE, model_path
+from .run import SETTINGS_FILE, model_path, naming_the_model
 from .settings import make_settings, read_yaml
 
 
@@ -37,7 +37,8 @@ def evaluate_model(
         values = read_yaml(folder / SETTINGS_FILE)
         kind = f"regard_{values.pop('family', None)}"
     else:
-        config = _load_config(model, path)
+        with naming_the_model("model", model, path):
+            config = AutoConfig.from_pretrained(path)
         kind = config.model_type
     name = kind.removeprefix("regard_")
     if kind == name or name not in TRAINABLE:
@@ -59,12 +60,3 @@ def evaluate_model(
     results = {"family": name, "metrics": evaluate(task, network, chosen, accelerator), "data": told}
     add_tried(results, family.try_out(chosen, network, processor, held_out))
     return results
-
-
-def _load_config(model: str | Path, path: str) -> PreTrainedConfig:
-    try:
-        return AutoConfig.from_pretrained(path)
-    except OSError as error:
-        if Path(path).exists():
-            raise
-        raise ValueError(f"`model` ({model}) is no folder here, and the Hub did not give it: {error}") from None

@@ -54,11 +54,11 @@ from transformers.integrations import TensorBoardCallback
 from ..tokenization.generative import save_tokenizer
 from .answers import QuestionAnswering
 from .finetune_base import ERRORS, FinetuneTask
-from .finetune_data import held_out_share, load_splits
+from .finetune_data import load_splits
 from .finetune_results import figures_of, make_results, save_predictions
 from .finetune_tasks import Classification, MultiLabel, MultipleChoice, Regression, Tokens
-from .run import MODEL, load_results, model_path, open_run, save_results, save_settings
-from .settings import option, to_dict
+from .run import MODEL, load_results, model_path, naming_the_model, open_run, save_results, save_settings
+from .settings import held_out_share, option, to_dict
 
 logger = logging.getLogger("regard.training")
 
@@ -291,12 +291,8 @@ def _callbacks(settings: FinetuneSettings, folder: Path) -> list[Any]:
 
 
 def _load(auto_class: Any, model: str, path: str, **options: Any) -> Any:
-    try:
+    with naming_the_model("model", model, path):
         return auto_class.from_pretrained(path, **options)
-    except OSError as error:
-        if Path(path).exists():
-            raise
-        raise ValueError(f"`model` ({model}) is no folder here, and the Hub did not give it: {error}") from None
 
 
 def _load_tokenizer(model: str, path: str) -> PreTrainedTokenizerFast:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from datasets import ClassLabel, Dataset, LargeList, List, concatenate_datasets
 from datasets.exceptions import DatasetGenerationError
 
+from .settings import held_out_share
 from .tables import (
     TABLE_SUFFIXES,
     Column,
@@ -189,21 +190,6 @@ def load_splits(
             "and train on others"
         )
     return rows.select(kept), rows.select(held_out)
-
-
-def held_out_share(validation: str) -> float | None:
-    """The share to hold out; None if a source is named instead.
-
-    Raises:
-        ValueError: if it is a number that is no share.
-    """
-    try:
-        share = float(validation)
-    except ValueError:
-        return None
-    if not 0 < share < 1:
-        raise ValueError(f"`validation` ({validation}) must be a share between 0 and 1, or a source")
-    return share
 
 
 def draw(groups: Sequence[Hashable], share: float, seed: int) -> list[int]:

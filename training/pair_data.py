@@ -142,7 +142,6 @@ class PairEpoch(torch.utils.data.Dataset):
 
     def __init__(self, columns: tuple[FlatColumn, FlatColumn], order: np.ndarray) -> None:
         self._columns, self.order = columns, order
-        self._starts = [np.cumsum([0, *column.lengths]) for column in columns]
 
     def __len__(self) -> int:
         return len(self.order)
@@ -155,11 +154,7 @@ class PairEpoch(torch.utils.data.Dataset):
         """
         if not 0 <= index < len(self):
             raise IndexError(f"example {index} of {len(self)}")
-        row = self.order[index]
-        source, target = (
-            column[slice(starts[row], starts[row + 1])]
-            for column, starts in zip(self._columns, self._starts, strict=True)
-        )
+        source, target = (column.row(self.order[index]) for column in self._columns)
         return Example(input_ids=source, labels=target)
 
 

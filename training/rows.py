@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from datasets import Dataset, concatenate_datasets
 
-from .settings import TrainingSettings
+from .settings import TrainingSettings, held_out_share
 
 
 def load_rows(
@@ -35,7 +35,7 @@ def load_rows(
 
     if not settings.data:
         raise ValueError(f"`data` names no source: give {built_in!r}, files of your own, or a data set of the Hub")
-    share = settings.held_out_share()
+    share = held_out_share(settings.validation)
     own = [name for name in settings.data if not is_built_in(name)]
     made = [name for name in settings.data if is_built_in(name)]
     rows, held_out = [make(name, "train") for name in made], []

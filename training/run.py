@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -101,3 +103,23 @@ def model_path(model: str | Path) -> str:
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ValueError(f"`model` ({model}) holds no model: the run may not have ended (`--resume` goes on with it)")
     return str(model)
+
+
+@contextmanager
+def naming_the_model(argument: str, model: str | Path, path: str) -> Iterator[None]:
+    """Says in one line that there is no such model, where transformers says what it tried.
+
+    Args:
+        argument: what named the model.
+        model: as the user named it.
+        path: that it is loaded from.
+
+    Raises:
+        ValueError: for an OSError of what is neither a folder here nor a model of the Hub.
+    """
+    try:
+        yield
+    except OSError as error:
+        if Path(path).exists():
+            raise
+        raise ValueError(f"`{argument}` ({model}) is no folder here, and the Hub did not give it: {error}") from None

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from datasets import Dataset
-from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from ..configuration.recurrent import ALIGNMENT_NAMES, RNN_TYPES, RegardRecurrentConfig
@@ -21,13 +20,12 @@ from ..tokenization.wordpiece import check_vocabulary
 from .dates import load_dates, parse_dates_name
 from .family import Family, Settings
 from .generation import exact_match_by, generate_texts, text_figures
-from .masking import IGNORED
-from .pair_data import PairCollator, PairEpoch, PairExamples, tokenize_pairs
+from .pair_data import PairCollator, PairExamples, tokenize_pairs
 from .parallel import load_pairs
 from .rows import load_rows
 from .settings import option
 from .sizes import SizedSettings
-from .targets import target_metrics, target_sums
+from .targets import TargetTask
 from .tokenizers import load_tokenizer, special_ids
 
 logger = logging.getLogger("regard.training")
@@ -112,48 +110,6 @@ def make_tokenizer(settings: PairSettings, pairs: Dataset, limit: int) -> PreTra
     return train_characters(texts, model_max_length=limit)
 
 
-class PairTask:
-    """Predicting each token of the target from the source and the tokens before it, for `Loop`.
-
-    Args:
-        train: makes the training examples.
-        held_out: makes the held-out ones.
-        pad_id: id of the padding token.
-    """
-
-    def __init__(self, train: PairExamples, held_out: PairExamples, pad_id: int) -> None:
-        self._train, self._held_out = train, held_out
-        self.collate = PairCollator(pad_id)
-
-    def epoch(self, number: int) -> PairEpoch:
-        """See `loop.Task`."""
-        return self._train.epoch(number)
-
-    def held_out(self) -> PairEpoch:
-        """See `loop.Task`."""
-        return self._held_out.in_order()
-
-    def tokens(self, batch: dict[str, Tensor]) -> int:
-        """See `loop.Task`: those of source and target."""
-        return int(batch["attention_mask"].sum() + (batch["labels"] != IGNORED).sum())
-
-    def counts(self, batch: dict[str, Tensor]) -> dict[str, int]:
-        """See `loop.Task`."""
-        return {"num_items_in_batch": int((batch["labels"] != IGNORED).sum())}
-
-    def forward(self, model: nn.Module, batch: dict[str, Tensor], **counts: Tensor) -> Any:
-        """See `loop.Task`."""
-        return model(**batch, **counts)
-
-    def sums(self, output: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """See `loop.Task`."""
-        return target_sums(output.logits, batch["labels"])
-
-    def metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """See `loop.Task`."""
-        return target_metrics(sums)
-
-
 class PairFamily(Family[Settings]):
     """What the two encoder-decoder families share.
 
@@ -188,7 +144,7 @@ class PairFamily(Family[Settings]):
 
     def make_task(
         self, settings: Any, processor: Any, rows: Dataset, held_out: Dataset
-    ) -> tuple[PairTask, dict[str, Any]]:
+    ) -> tuple[TargetTask, dict[str, Any]]:
         """See `Family`."""
         parts = [
             PairExamples(tokenize_pairs(part, processor, settings.max_length), settings.batch_size, settings.seed)
@@ -201,7 +157,7 @@ class PairFamily(Family[Settings]):
         }
         logger.info("%s pairs with %s tokens; held out: %s pairs.", *(f"{number:,}" for number in data.values()))
         check_vocabulary(processor, self.make_config(settings, processor).vocab_size)
-        return PairTask(parts[0], parts[1], processor.pad_token_id), data
+        return TargetTask(parts[0], parts[1], PairCollator(processor.pad_token_id)), data
 
     def try_out(self, settings: Any, model: PreTrainedModel, processor: Any, held_out: Dataset) -> dict[str, Any]:
         """See `Family`: generates the targets of the held-out sources."""

@@ -85,24 +85,25 @@ class TrainingSettings:
         self.require_choice("schedule", ("linear", "cosine", "constant"))
         self.require_choice("precision", ("no", "bf16", "fp16"))
 
-    def held_out_share(self) -> float | None:
-        """The share of the rows to hold out; None if `validation` names a source instead.
-
-        Raises:
-            ValueError: if it is a number that is no share.
-        """
-        try:
-            share = float(self.validation)
-        except ValueError:
-            return None
-        if not 0 < share < 1:
-            raise ValueError(f"`validation` ({self.validation}) must be a share between 0 and 1, or a source")
-        return share
-
     def require_choice(self, name: str, allowed: typing.Iterable[str]) -> None:
         """Raises a ValueError if a setting is none of the allowed words."""
         if getattr(self, name) not in allowed:
             raise ValueError(f"`{name}` ({getattr(self, name)!r}) must be one of {', '.join(allowed)}")
+
+
+def held_out_share(validation: str) -> float | None:
+    """The share of the rows to hold out; None if `validation` names a source instead.
+
+    Raises:
+        ValueError: if it is a number that is no share.
+    """
+    try:
+        share = float(validation)
+    except ValueError:
+        return None
+    if not 0 < share < 1:
+        raise ValueError(f"`validation` ({validation}) must be a share between 0 and 1, or a source")
+    return share
 
 
 def field_types(settings_class: type) -> dict[str, Any]:

@@ -1,12 +1,68 @@
-"""Figures of targets that a decoder predicts, token by token."""
+"""Targets that a decoder predicts, token by token: the task of the encoder-decoders, and its figures."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from .loop import Examples
 from .masking import IGNORED
 from .metrics import perplexity
+
+
+class Epochs(Protocol):
+    """What makes examples of rows."""
+
+    def epoch(self, number: int) -> Examples:
+        """The examples of an epoch, in its order."""
+
+    def in_order(self) -> Examples:
+        """All examples in the order of the rows."""
+
+
+class TargetTask:
+    """Predicting each token of a target from what is encoded and the tokens before it, for `Loop`.
+
+    Args:
+        train: makes the training examples.
+        held_out: makes the held-out ones.
+        collate: makes a batch of examples, with `labels`.
+    """
+
+    def __init__(self, train: Epochs, held_out: Epochs, collate: Callable[[list[Any]], dict[str, Tensor]]) -> None:
+        self._train, self._held_out, self.collate = train, held_out, collate
+
+    def epoch(self, number: int) -> Examples:
+        """See `loop.Task`."""
+        return self._train.epoch(number)
+
+    def held_out(self) -> Examples:
+        """See `loop.Task`."""
+        return self._held_out.in_order()
+
+    def tokens(self, batch: dict[str, Tensor]) -> int:
+        """See `loop.Task`: those of the targets, and those of the sources where they are texts."""
+        source = batch["attention_mask"].sum() if "attention_mask" in batch else 0
+        return int((batch["labels"] != IGNORED).sum() + source)
+
+    def counts(self, batch: dict[str, Tensor]) -> dict[str, int]:
+        """See `loop.Task`."""
+        return {"num_items_in_batch": int((batch["labels"] != IGNORED).sum())}
+
+    def forward(self, model: nn.Module, batch: dict[str, Tensor], **counts: Tensor) -> Any:
+        """See `loop.Task`."""
+        return model(**batch, **counts)
+
+    def sums(self, output: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """See `loop.Task`."""
+        return target_sums(output.logits, batch["labels"])
+
+    def metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        """See `loop.Task`."""
+        return target_metrics(sums)
 
 
 def target_sums(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:

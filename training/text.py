@@ -7,7 +7,7 @@ from typing import Any
 
 from datasets import Dataset
 
-from .settings import TrainingSettings, option
+from .settings import TrainingSettings, held_out_share, option
 from .sources import load_documents
 
 
@@ -48,7 +48,7 @@ def load_split(settings: CorpusSettings) -> tuple[Dataset, Dataset]:
         "streaming": settings.streaming,
     }
     documents = load_documents(settings.data, max_documents=settings.max_documents, **reading)
-    share = settings.held_out_share()
+    share = held_out_share(settings.validation)
     if share is None:
         return documents, load_documents(settings.validation, **reading)
     # Two on each side: a pair with a random second segment needs another document.

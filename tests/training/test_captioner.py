@@ -28,6 +28,7 @@ from regard.training.family import train
 from regard.training.glyphs import load_glyphs
 from regard.training.loop import Loop
 from regard.training.settings import TrainingSettings
+from regard.training.targets import TargetTask
 
 MODES = ("L", "RGBA", "P", "I;16", "RGB", "LA", "1")
 SIZED = {
@@ -181,7 +182,7 @@ def test_batches():
     assert torch.equal(batch["pixel_values"][1:2], alone["pixel_values"])
     rows = [example["labels"].tolist() for example in examples.in_order()]
     assert batch["labels"].tolist() == [[*row, *[-100] * (4 - len(row))] for row in rows]
-    task = captioner.CaptionerTask(examples, examples, processor)
+    task = TargetTask(examples, examples, captioner.CaptionCollator(processor))
     assert task.tokens(batch) == sum(map(len, rows)) == 9
     assert task.counts(batch) == {"num_items_in_batch": 9}
 

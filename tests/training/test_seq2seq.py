@@ -16,10 +16,10 @@ from regard.training import seq2seq
 from regard.training.generation import generate_texts
 from regard.training.loop import Loop, evaluate, make_accelerator
 from regard.training.masking import IGNORED
-from regard.training.pair_data import PairExamples, tokenize_pairs
-from regard.training.seq2seq import RECURRENT, TRANSFORMER, PairSettings, PairTask
+from regard.training.pair_data import PairCollator, PairExamples, tokenize_pairs
+from regard.training.seq2seq import RECURRENT, TRANSFORMER, PairSettings
 from regard.training.settings import TrainingSettings
-from regard.training.targets import target_sums
+from regard.training.targets import TargetTask, target_sums
 
 FAMILIES = {"transformer": TRANSFORMER, "recurrent": RECURRENT}
 PAIRS = [
@@ -47,9 +47,9 @@ def characters() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="module")
 def make_task(pairs, characters):
-    def make() -> PairTask:
+    def make() -> TargetTask:
         examples = PairExamples(tokenize_pairs(pairs, characters, 20), 4)
-        return PairTask(examples, examples, characters.pad_token_id)
+        return TargetTask(examples, examples, PairCollator(characters.pad_token_id))
 
     return make
 
@@ -204,13 +204,13 @@ def test_figures_are_of_the_pairs_that_targets_are_generated_for(train_pairs, wr
     """If not all are evaluated on, teacher forcing and generation take the same ones, not the longest or others."""
     own = write_pairs("own", [("a" * length, "b" * (1 + length % 4)) for length in (5, 9, 2, 8, 3, 12, 4, 7, 1, 6)])
     forced = []
-    whole = PairTask.sums
+    whole = TargetTask.sums
 
     def watched(self, output, batch):
         forced.extend((batch["labels"] != IGNORED).sum(dim=1).tolist())
         return whole(self, output, batch)
 
-    monkeypatch.setattr(PairTask, "sums", watched)
+    monkeypatch.setattr(TargetTask, "sums", watched)
     given = {"data": [own], "validation": own, "batch_size": 2, "evaluation_batches": 2, "max_length": 20}
     results = train_pairs("recurrent", tmp_path / "run", steps=1, evaluate_every=0, **given)
     assert forced == [len(shown["target"]) + 1 for shown in results["generated"]]
