@@ -94,6 +94,15 @@ def texts() -> list[str]:
     return make_texts(12, 8)
 
 
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder to work in, with a cache of its own."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path / "data")
+    return tmp_path / "data"
+
+
 # Runs
 
 TINY = {

@@ -1,6 +1,6 @@
-import json
 import logging
 import os
+from functools import partial
 
 import datasets
 import numpy as np
@@ -9,15 +9,9 @@ import pytest
 
 from regard.training import images, tables
 from regard.training.images import load_captions
+from tests.training.reading import refusal_by, write, write_lines
 
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """An empty folder to work in, with a cache of its own."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "data").mkdir()
-    monkeypatch.chdir(tmp_path / "data")
-    return tmp_path / "data"
+refusal = partial(refusal_by, load_captions)
 
 
 def draw(name: str, seed: int = 0) -> np.ndarray:
@@ -27,17 +21,6 @@ def draw(name: str, seed: int = 0) -> np.ndarray:
     image = PIL.Image.fromarray(pixels)
     image.save(name)
     return pixels
-
-
-def write(name: str, content: str) -> str:
-    os.makedirs(os.path.dirname(name), exist_ok=True)
-    with open(name, "w", encoding="utf-8") as file:
-        file.write(content)
-    return name
-
-
-def write_lines(name: str, *rows: dict) -> str:
-    return write(name, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def make(name: str = "photos", *captions: str) -> str:
@@ -56,15 +39,6 @@ def rows_of(*args, **kwargs) -> list[tuple[str, str]]:
     assert captions.features == datasets.Features({"image": datasets.Image(), "text": datasets.Value("string")})
     paths = captions.cast_column("image", datasets.Image(decode=False))
     return [(os.path.relpath(row["image"]["path"]), row["text"]) for row in paths]
-
-
-def refusal(*args, error: type[Exception] = ValueError, **kwargs) -> str:
-    """The message of the error that these arguments give: one line, and no trace of the library underneath."""
-    with pytest.raises(error) as raised:
-        load_captions(*args, **kwargs)
-    assert "\n" not in str(raised.value)
-    assert raised.value.__cause__ is None or raised.value.__suppress_context__
-    return str(raised.value)
 
 
 # Folders

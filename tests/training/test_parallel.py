@@ -1,6 +1,5 @@
-import gzip
-import json
 import os
+from functools import partial
 
 import datasets
 import pyarrow as pa
@@ -10,26 +9,9 @@ import pytest
 from regard.training import tables
 from regard.training.parallel import load_pairs
 from regard.training.sources import load_documents
+from tests.training.reading import refusal_by, write, write_lines
 
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """An empty folder to work in, with a cache of its own."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "data").mkdir()
-    monkeypatch.chdir(tmp_path / "data")
-    return tmp_path / "data"
-
-
-def write(name: str, content: str) -> str:
-    os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
-    with open(name, "wb") as file:
-        file.write(gzip.compress(content.encode()) if name.endswith(".gz") else content.encode())
-    return name
-
-
-def write_lines(name: str, *rows: dict) -> str:
-    return write(name, "".join(json.dumps(row) + "\n" for row in rows))
+refusal = partial(refusal_by, load_pairs)
 
 
 def pairs_of(*args, **kwargs) -> list[tuple[str, str]]:
@@ -37,15 +19,6 @@ def pairs_of(*args, **kwargs) -> list[tuple[str, str]]:
     assert pairs.column_names == ["source", "target"]
     assert set(map(str, pairs.features.values())) == {"Value('string')"}
     return list(zip(pairs["source"], pairs["target"], strict=True))
-
-
-def refusal(*args, error: type[Exception] = ValueError, **kwargs) -> str:
-    """The message of the error that these arguments give: one line, and no trace of the library underneath."""
-    with pytest.raises(error) as raised:
-        load_pairs(*args, **kwargs)
-    assert "\n" not in str(raised.value)
-    assert raised.value.__cause__ is None or raised.value.__suppress_context__
-    return str(raised.value)
 
 
 # Tables

@@ -1,53 +1,19 @@
 import csv
-import gzip
 import io
 import json
 import os
 import re
+from functools import partial
 
-import datasets
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
 from regard.training.sources import load_documents
 from regard.training.tables import Column, read_table
+from tests.training.reading import refusal_by, rows_of, texts_of, write
 
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """An empty folder to work in, with a cache of its own."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "data").mkdir()
-    monkeypatch.chdir(tmp_path / "data")
-    return tmp_path / "data"
-
-
-def write(name: str, content: str | bytes) -> str:
-    data = content.encode() if isinstance(content, str) else content
-    os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
-    with open(name, "wb") as file:
-        file.write(gzip.compress(data) if name.lower().endswith(".gz") else data)
-    return name
-
-
-def rows_of(*args, **kwargs) -> list[tuple[str, str]]:
-    corpus = load_documents(*args, **kwargs)
-    assert corpus.column_names == ["text", "source"]
-    return list(zip(corpus["text"], corpus["source"], strict=True))
-
-
-def texts_of(*args, **kwargs) -> list[str]:
-    return [text for text, _ in rows_of(*args, **kwargs)]
-
-
-def refusal(*args, error: type[Exception] = ValueError, **kwargs) -> str:
-    """The message of the error that these arguments give: one line, and no trace of the library underneath."""
-    with pytest.raises(error) as raised:
-        load_documents(*args, **kwargs)
-    assert "\n" not in str(raised.value)
-    assert raised.value.__cause__ is None or raised.value.__suppress_context__
-    return str(raised.value)
+refusal = partial(refusal_by, load_documents)
 
 
 # Tables
