@@ -61,10 +61,12 @@ class RegardBertConfig(RegardConfig):
     tie_word_embeddings: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
-        for name, value in _STOCK_ONLY.items():
-            if kwargs.pop(name, value) != value:
-                raise ValueError(f"`{name}` of a BERT must be {value!r} to be read as {self.model_type}")
+        stock_only = {name: kwargs.pop(name, value) for name, value in _STOCK_ONLY.items()}
+        # First, since a model of another type has other values for good reason.
         super().__post_init__(**kwargs)
+        for name, value in _STOCK_ONLY.items():
+            if stock_only[name] != value:
+                raise ValueError(f"`{name}` of a BERT must be {value!r} to be read as {self.model_type}")
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:

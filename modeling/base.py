@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -30,6 +31,16 @@ class RegardPreTrainedModel(PreTrainedModel):
             initialization.copy_(module.table, module.compute_table())
         elif isinstance(module, LearnedPositions):
             initialization.copy_(module.weight, module.compute_start(self.config.initializer_range))
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """See `PreTrainedModel.save_pretrained`.
+
+        A checkpoint may have its code beside it, named by the configuration's `auto_map`. Only a class that was
+        loaded from there takes the code along; saved by the package's own, it must not be promised either.
+        """
+        if self._auto_class is None and hasattr(self.config, "auto_map"):
+            del self.config.auto_map
+        super().save_pretrained(save_directory, *args, **kwargs)
 
 
 def show_weights(forward: Callable) -> Callable:

@@ -47,6 +47,7 @@ _TRAINING = ("train_model", "train_bert", "train_captioner", "train_decoder", "t
 _LAZY = {
     "evaluate_model": ".training.evaluation",
     "fill_masks": ".fill",
+    "finetune": ".finetuning",
     "generate_text": ".generate",
     **dict.fromkeys(_TRAINING, ".train"),
 }
@@ -75,6 +76,7 @@ __all__ = [
     "RegardTransformerModel",
     "evaluate_model",
     "fill_masks",
+    "finetune",
     "generate_text",
     "make_captioner_processor",
     "spatial_maps",

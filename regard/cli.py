@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Annotated, Any, get_args
 
 import typer
@@ -20,13 +21,14 @@ from transformers.utils import logging as transformers_logging
 
 from . import __version__
 from .fill import fill_masks
+from .finetuning import finetune
 from .generate import generate_text
 from .push import push as push_run
 from .sharing.export import export_model
 from .train import figure_lines, train_model
 from .training.evaluation import evaluate_model
 from .training.families import TRAINABLE
-from .training.finetune import TASKS, FinetuneSettings, finetune
+from .training.finetune import TASKS, FinetuneSettings
 from .training.run import model_path
 from .training.settings import DURATIONS, field_types, read_yaml
 
@@ -257,15 +259,27 @@ def push(
     revision: Annotated[str | None, typer.Option(help="Branch to push to; made if it is not there.")] = None,
     bundle: Annotated[bool, typer.Option(help="Whether the code goes along, for those without regard.")] = True,
     license: Annotated[str | None, typer.Option(help="Of the model, as the Hub names it: apache-2.0.")] = None,
+    language: Annotated[
+        list[str] | None, typer.Option(help="Of the texts, as the Hub names it: en. Repeat it for several.")
+    ] = None,
 ) -> None:
     """Push a model to the Hub: weights, tokenizer, card, and the code that loads them."""
-    typer.echo(push_run(run, repo, private=private, revision=revision, bundle=bundle, license=license))
+    address = push_run(
+        run, repo, private=private, revision=revision, bundle=bundle, license=license, language=language
+    )
+    typer.echo(address)
 
 
 def main() -> None:
     """Runs the command line. A user's mistake is told in one line, with exit code 2."""
     try:
         app()
+    except UnpicklingError:
+        # PyTorch's own message tells how to load such weights nevertheless.
+        typer.echo(
+            "regard: the model's weights may run code when loaded, and are not: give one with safetensors", err=True
+        )
+        raise SystemExit(2) from None
     except (ValueError, OSError, StrictDataclassError) as error:
         typer.echo(f"regard: {' '.join(str(error).split())}", err=True)
         raise SystemExit(2) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import transformers
@@ -21,7 +22,7 @@ _TASKS = {
     "AutoModelForTokenClassification": "token-classification",
     "AutoModelForQuestionAnswering": "question-answering",
     "AutoModelForNextSentencePrediction": None,
-    "AutoModelForMultipleChoice": None,
+    "AutoModelForMultipleChoice": "multiple-choice",
     "AutoModelForPreTraining": None,
     "AutoModel": "feature-extraction",
 }
@@ -54,6 +55,7 @@ def push(
     token: str | None = None,
     message: str | None = None,
     license: str | None = None,
+    language: str | Sequence[str] | None = None,
 ) -> str:
     """Pushes the model of a run, or of a folder, to the Hub.
 
@@ -69,6 +71,7 @@ def push(
         token: of an account that may write; None: the one of `hf auth login` or `HF_TOKEN`.
         message: of the commit.
         license: of the model, as the Hub names it (`apache-2.0`), for the card; None: what the card says.
+        language: of the model's texts, or several, as the Hub names them (`en`); None: what the card says.
 
     Returns:
         The address of the commit.
@@ -91,6 +94,7 @@ def push(
         message=message,
         card=card,
         license=license,
+        language=language,
     )
 
 

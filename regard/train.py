@@ -13,7 +13,7 @@ from typing import Any
 
 from accelerate import PartialState
 
-from .sharing.cards import FAMILY_CARDS, examples_of, figure_rows, write_card
+from .sharing.cards import card_of, examples_of, figure_rows, write_card
 from .training.families import TRAINABLE
 from .training.family import train
 from .training.run import MODEL
@@ -41,12 +41,7 @@ def train_model(
         raise ValueError(f"`family` ({family!r}) must be one of {', '.join(TRAINABLE)}")
     folder = Path("runs", family) if output is None else Path(output)
     results = train(TRAINABLE[family], folder, settings, resume=resume)
-    model = folder / MODEL
-    if PartialState().is_main_process:
-        # The card of a run that had ended before may have been edited since.
-        if not (model / "README.md").exists():
-            write_card(model, results)
-        logger.info("%s", summary(results, model))
+    describe(results, folder / MODEL)
     return results
 
 
@@ -59,17 +54,37 @@ for _function in (train_bert, train_decoder, train_transformer, train_recurrent,
     _function.__doc__ = f"Trains a model of the family {_function.args[0]!r}: see `train_model` for the arguments."
 
 
+def describe(results: dict[str, Any], model: Path) -> None:
+    """Writes the card of a model that was trained or fine-tuned, and logs what came out; the first process alone does.
+
+    Args:
+        results: of the run.
+        model: folder of the model.
+    """
+    if PartialState().is_main_process:
+        # The card of a run that had ended before may have been edited since.
+        if not (model / "README.md").exists():
+            write_card(model, results)
+        logger.info("%s", summary(results, model))
+
+
 def summary(results: dict[str, Any], model: Path) -> str:
     """What a run came to, for people: time, figures and examples, and the line that loads the model."""
-    auto_class = FAMILY_CARDS[results["family"]].auto_class
+    if "task" in results:
+        epochs = f"{results['epoch']:g} epoch{'' if results['epoch'] == 1 else 's'}"
+        done = f"Fine-tuned for {results['step']:,} steps, {epochs},"
+    else:
+        done = f"Trained for {results['step']:,} steps, {results['tokens']:,} tokens,"
+    imports = "regard, transformers" if results["architecture"].startswith("Regard") else "transformers"
+    auto_class = card_of(results).auto_class
     lines = [
         "",
-        f"Trained for {results['step']:,} steps, {results['tokens']:,} tokens, in {results['seconds']:,.0f} seconds.",
+        f"{done} in {results['seconds']:,.0f} seconds.",
         "",
         *figure_lines(results),
         "",
         "To load it, in Python:",
-        f"  import regard, transformers; model = transformers.{auto_class}.from_pretrained({str(model)!r})",
+        f"  import {imports}; model = transformers.{auto_class}.from_pretrained({str(model)!r})",
     ]
     return "\n".join(lines)
 
@@ -78,10 +93,11 @@ def figure_lines(results: dict[str, Any]) -> list[str]:
     """The figures of a run or an evaluation beside their baselines, and the examples, for people.
 
     Args:
-        results: what `training.family.train` or `training.evaluation.evaluate_model` gave.
+        results: what `training.family.train`, `training.finetune.finetune` or `training.evaluation.evaluate_model`
+            gave.
     """
-    card = FAMILY_CARDS[results["family"]]
-    rows = figure_rows(results["family"], results["metrics"])
+    card = card_of(results)
+    rows = figure_rows(card, results["metrics"])
     width = max(len(row.label) for row in rows)
     baseline = "   baseline" if any(row.baseline for row in rows) else ""
     lines = [f"{f'On held-out {card.held_out}':{width + 2}}       model{baseline}"]

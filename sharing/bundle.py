@@ -84,6 +84,17 @@ def write_bundle(folder: str | Path) -> list[Path]:
     return paths
 
 
+def remove_bundle(folder: str | Path) -> None:
+    """Takes the code out of a folder, and what promises it out of the configurations there."""
+    folder = Path(folder)
+    for path in folder.glob(f"{_PACKAGE}_*.py"):
+        path.unlink()
+    for path in (folder / "config.json", folder / "processor_config.json"):
+        config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        if config.pop("auto_map", None):
+            path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8", newline="\n")
+
+
 def _family_of(folder: Path) -> type[PreTrainedConfig]:
     model_type = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
     if model_type in CONFIG_MAPPING and CONFIG_MAPPING[model_type].__module__.startswith(f"{_PACKAGE}."):

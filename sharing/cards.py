@@ -9,7 +9,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from transformers import AutoConfig
 
@@ -44,16 +45,16 @@ class Row(NamedTuple):
 
 
 class FamilyCard(NamedTuple):
-    """What is told of a family's models.
+    """What is told of a family's models, or of those that were fine-tuned for a task.
 
     Attributes:
         title: of the card, if it is given no other.
         auto_class: of transformers, which loads the model.
         pipeline_tag: the Hub's name of the task.
-        source: of training data, which is built in.
         held_out: what figures are measured on.
         figures: all that may be measured, in the order of importance.
-        examples: which entry of the results holds examples, and what they are.
+        source: of training data, which is built in; None if none is.
+        examples: which entry of the results holds examples, and what they are; empty if none does.
         columns: the parts of an example, by their headings.
         line: an example in a summary.
     """
@@ -61,15 +62,15 @@ class FamilyCard(NamedTuple):
     title: str
     auto_class: str
     pipeline_tag: str
-    source: str
     held_out: str
     figures: tuple[Figure, ...]
-    examples: tuple[str, str]
-    columns: dict[str, str]
-    line: str
+    source: str | None = None
+    examples: tuple[str, str] = ("", "")
+    columns: dict[str, str] = {}
+    line: str = ""
 
 
-_PERCENT, _LOSS, _PERPLEXITY, _SCORE = "{:.1%}", "{:.3f}", "{:,.2f}", "{:.1f}"
+_PERCENT, _LOSS, _PERPLEXITY, _SCORE, _ANY_SIZE = "{:.1%}", "{:.3f}", "{:,.2f}", "{:.1f}", "{:.4g}"
 _MOST_FREQUENT, _FREQUENCIES = "the most frequent token", "token frequencies"
 
 # Of targets, each token predicted from the true ones before it.
@@ -178,6 +179,91 @@ FAMILY_CARDS = {
     ),
 }
 
+_ACCURACY = Figure(
+    "accuracy",
+    "accuracy",
+    _PERCENT,
+    ("accuracy", "accuracy"),
+    ("accuracy_baseline", "the most frequent class"),
+)
+_TASK_LOSS = Figure("loss", "loss, nats", _LOSS)
+_CLASSIFIER = FamilyCard(
+    title="Text classifier",
+    auto_class="AutoModelForSequenceClassification",
+    pipeline_tag="text-classification",
+    held_out="rows",
+    figures=(
+        _ACCURACY,
+        Figure("f1", "F1, mean of the classes", _PERCENT, ("f1", "macro F1")),
+        Figure(
+            "matthews_correlation",
+            "Matthews correlation",
+            _LOSS,
+            ("matthews_correlation", "Matthews correlation"),
+        ),
+        _TASK_LOSS,
+    ),
+)
+# By the first of the figures that were measured the best model is chosen, if nothing is said.
+TASK_CARDS = {
+    "classification": _CLASSIFIER,
+    "regression": _CLASSIFIER._replace(
+        title="Text regression",
+        figures=(
+            # Which is the loss.
+            Figure(
+                "mse",
+                "mean squared error",
+                _ANY_SIZE,
+                ("mse", "mean squared error"),
+                ("mse_baseline", "the mean of the labels"),
+            ),
+            Figure("pearson", "Pearson correlation", _LOSS, ("pearsonr", "Pearson correlation")),
+            Figure("spearman", "Spearman correlation", _LOSS, ("spearmanr", "Spearman correlation")),
+        ),
+    ),
+    "multi-label": _CLASSIFIER._replace(
+        title="Multi-label text classifier",
+        figures=(
+            Figure("f1", "F1 of all labels together", _PERCENT, ("f1", "micro F1")),
+            Figure("f1_macro", "F1, mean of the labels", _PERCENT, ("f1", "macro F1")),
+            _ACCURACY._replace(label="rows with all labels right", baseline=None),
+            _TASK_LOSS,
+        ),
+    ),
+    "tokens": FamilyCard(
+        title="Tagger",
+        auto_class="AutoModelForTokenClassification",
+        pipeline_tag="token-classification",
+        held_out="rows",
+        figures=(
+            Figure("f1", "F1 of spans", _PERCENT, ("f1", "span F1")),
+            Figure("precision", "predicted spans that are right", _PERCENT, ("precision", "span precision")),
+            Figure("recall", "spans that are found", _PERCENT, ("recall", "span recall")),
+            _ACCURACY._replace(label="words tagged right", baseline=("accuracy_baseline", "the most frequent tag")),
+            _TASK_LOSS,
+        ),
+    ),
+    "question-answering": FamilyCard(
+        title="Question answering",
+        auto_class="AutoModelForQuestionAnswering",
+        pipeline_tag="question-answering",
+        held_out="rows",
+        figures=(
+            Figure("f1", "F1 of the words of answers", _PERCENT, ("f1", "word F1")),
+            Figure("exact_match", "answers found exactly", _PERCENT, ("exact_match", "exact match")),
+            _TASK_LOSS,
+        ),
+    ),
+    "multiple-choice": FamilyCard(
+        title="Multiple choice",
+        auto_class="AutoModelForMultipleChoice",
+        pipeline_tag="multiple-choice",
+        held_out="rows",
+        figures=(_ACCURACY._replace(baseline=("accuracy_baseline", "chance")), _TASK_LOSS),
+    ),
+}
+
 # The built-in sources: what they are, and the language of their texts.
 _BUILT_IN = {
     "python-docs": ("the documentation in Python's standard library", "en"),
@@ -190,10 +276,19 @@ _DATE_LOCALES = 24
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
-def figure_rows(family: str, metrics: dict[str, float]) -> list[Row]:
-    """Those of a family's figures that were measured, written for people."""
+def card_of(results: dict[str, Any]) -> FamilyCard:
+    """What is told of such a model.
+
+    Args:
+        results: of a run, or of an evaluation: they name the family, or the task of a fine-tuned model.
+    """
+    return TASK_CARDS[results["task"]] if "task" in results else FAMILY_CARDS[results["family"]]
+
+
+def figure_rows(card: FamilyCard, metrics: dict[str, float]) -> list[Row]:
+    """Those of the figures that were measured, written for people."""
     rows = []
-    for figure in FAMILY_CARDS[family].figures:
+    for figure in card.figures:
         if figure.metric in metrics:
             value, baseline, label = figure.form.format(metrics[figure.metric]), "", ""
             if figure.baseline is not None:
@@ -205,7 +300,7 @@ def figure_rows(family: str, metrics: dict[str, float]) -> list[Row]:
 
 def examples_of(results: dict[str, Any]) -> list[dict[str, str]]:
     """The examples among the results, each part of them text of one line."""
-    card = FAMILY_CARDS[results["family"]]
+    card = card_of(results)
 
     def text_of(part: str | list[str]) -> str:
         return ", ".join(" ".join(text.split()) for text in ([part] if isinstance(part, str) else part))
@@ -249,18 +344,37 @@ def _held_out_source(settings: dict[str, Any]) -> str | None:
 
 def _language(settings: dict[str, Any], card: FamilyCard) -> str | None:
     given = settings.get("language")
+    if given or card.source is None:
+        return given
     built_in = any(source.partition(":")[0] == card.source for source in settings["data"])
-    return given or (_BUILT_IN[card.source][1] if built_in else None)
+    return _BUILT_IN[card.source][1] if built_in else None
+
+
+def _base_model(settings: dict[str, Any]) -> str | None:
+    """The id of the Hub's model that was fine-tuned; None if there is none."""
+    name = settings.get("model", "")
+    try:
+        # A folder's name may look like an id, also when the folder is gone. What came from the Hub is in its cache.
+        cached = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        return None
+    return name if isinstance(cached, str) and not Path(name).exists() else None
+
+
+def _data_sets(settings: dict[str, Any]) -> list[str]:
+    """The ids of the Hub's data sets that were trained on."""
+    names = dict.fromkeys(source.partition(":")[0] for source in settings["data"])
+    return list(filter(_is_hub_id, names))
 
 
 def _metadata(results: dict[str, Any], config: Any, title: str, held_out: str) -> ModelCardData:
-    card, metrics = FAMILY_CARDS[results["family"]], results["metrics"]
-    names = dict.fromkeys(source.partition(":")[0] for source in results["settings"]["data"])
+    card, metrics = card_of(results), results["metrics"]
     return ModelCardData(
         language=_language(results["settings"], card),
         library_name="transformers",
         tags=["regard", config.model_type],
-        datasets=[name for name in names if _is_hub_id(name)] or None,
+        base_model=_base_model(results["settings"]),
+        datasets=_data_sets(results["settings"]) or None,
         pipeline_tag=card.pipeline_tag,
         model_name=title,
         eval_results=[
@@ -270,7 +384,8 @@ def _metadata(results: dict[str, Any], config: Any, title: str, held_out: str) -
                 dataset_name=f"held-out {card.held_out} of {re.sub('`', '', held_out)}",
                 metric_type=figure.hub[0],
                 metric_name=figure.hub[1],
-                metric_value=round(metrics[figure.metric], 4),
+                # An error may be smaller than that.
+                metric_value=round(metrics[figure.metric], 4) or metrics[figure.metric],
             )
             for figure in card.figures
             # What the Hub reads has no infinity.
@@ -283,15 +398,16 @@ def model_card(results: dict[str, Any], config: Any, title: str | None = None) -
     """Makes the card of a trained model.
 
     Args:
-        results: what the run came to, see `training.family.train`.
+        results: what the run came to, see `training.family.train` and `training.finetune.finetune`.
         config: the model's configuration.
-        title: of the card, and the model's name in its metadata; None: the name of its family.
+        title: of the card, and the model's name in its metadata; None: the name of its family or task.
     """
-    card, settings = FAMILY_CARDS[results["family"]], results["settings"]
+    card, settings = card_of(results), results["settings"]
     title = title or card.title
-    sources = ", ".join(dict.fromkeys(public_source(source, [card.source]) for source in settings["data"]))
+    built_in = [] if card.source is None else [card.source]
+    sources = ", ".join(dict.fromkeys(public_source(source, built_in) for source in settings["data"]))
     other = _held_out_source(settings)
-    held_out_source = None if other is None else public_source(other, [card.source])
+    held_out_source = None if other is None else public_source(other, built_in)
     names = [*settings["data"], *([] if other is None else [other])]
     examples = results.get(card.examples[0], ())
     prompt = examples[0][next(iter(card.columns.values()))] if examples else None
@@ -306,7 +422,8 @@ def model_card(results: dict[str, Any], config: Any, title: str | None = None) -
     environment.filters["cell"] = _cell
     environment.filters["python"] = repr
     environment.tests["hub_id"] = _is_hub_id
-    content = environment.get_template(f"{results['family']}.md").render(
+    template = "finetuned" if "task" in results else results["family"]
+    content = environment.get_template(f"{template}.md").render(
         **results,
         card_data=_metadata(results, config, title, held_out_source or sources).to_yaml(),
         config=config,
@@ -315,7 +432,10 @@ def model_card(results: dict[str, Any], config: Any, title: str | None = None) -
         held_out=card.held_out,
         held_out_source=held_out_source,
         only_built_in=all(name.partition(":")[0] == card.source for name in names),
-        figures=figure_rows(results["family"], results["metrics"]),
+        figures=figure_rows(card, results["metrics"]),
+        base_model=_base_model(settings),
+        data_sets=_data_sets(settings),
+        ours=config.model_type.startswith("regard_"),
         caption=card.examples[1],
         columns=card.columns,
         examples=examples_of(results),

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import yaml
 from huggingface_hub import HfApi, ModelCard, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 from transformers import CONFIG_MAPPING
 
-from .bundle import write_bundle
-
-logger = logging.getLogger("regard.sharing")
+from .bundle import remove_bundle, write_bundle
 
 _PACKAGE = __name__.partition(".")[0]
 # What `export_model` makes.
@@ -29,6 +28,8 @@ EXPORTED_TYPES = ("bert", "blenderbot", "gpt2", "marian", "opt", "pegasus")
 # Files that run code when they are loaded, or are of formats that do.
 _PICKLES = (".bin", ".ckpt", ".dill", ".joblib", ".pickle", ".pkl", ".pt", ".pth")
 _CARD, _WEIGHTS, _INDEX = "README.md", "model.safetensors", "model.safetensors.index.json"
+# What `Trainer` keeps of a run beside the model; to share a model it is not needed.
+_RUN_STATE = ("training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state*.pth", "checkpoint-*")
 # What a push replaces as a whole: shards of an earlier one would else lie beside a single file, and win or lose by
 # chance. Other files that are there already stay.
 _REPLACED = [_WEIGHTS, _INDEX, "model-*-of-*.safetensors", f"{_PACKAGE}_*.py"]
@@ -36,6 +37,9 @@ _REPLACED = [_WEIGHTS, _INDEX, "model-*-of-*.safetensors", f"{_PACKAGE}_*.py"]
 _PLACE = "PATH_OR_ID"
 _BRANCH = re.compile(r"\w[\w./-]*", re.ASCII)
 _TOKEN = re.compile(r"[\x21-\x7e]+")
+# As the Hub names them; it knows languages by the codes of ISO 639 alone, without a country.
+_LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
+_LANGUAGE = re.compile(r"[a-z]{2,3}|code|multilingual")
 
 
 def push_folder(
@@ -49,11 +53,12 @@ def push_folder(
     message: str | None = None,
     card: str | None = None,
     license: str | None = None,
+    language: str | Sequence[str] | None = None,
 ) -> str:
     """Uploads a model with all that belongs to it.
 
-    `folder` itself is left as it is, and hidden files stay behind. Weights and code of an earlier push that are no
-    longer there are deleted on the Hub.
+    `folder` itself is left as it is; hidden files and the state of a `Trainer`'s run stay behind. Weights and code of
+    an earlier push that are no longer there are deleted on the Hub.
 
     Args:
         folder: a model of this package, or one that was exported, as `save_pretrained` writes it.
@@ -65,6 +70,7 @@ def push_folder(
         message: of the commit.
         card: text of a model card, taken if neither `folder` nor the repository has one.
         license: of the model, as the Hub names it (`apache-2.0`), for the card; None: what the card says.
+        language: of the model's texts, or several, as the Hub names them (`en`); None: what the card says.
 
     Returns:
         The address of the commit.
@@ -84,6 +90,7 @@ def push_folder(
         raise ValueError(f"`repo_id` ({repo_id!r}) must be a name such as `someone/model`: {error}") from None
     if revision is not None and not _BRANCH.fullmatch(revision):
         raise ValueError(f"`revision` ({revision!r}) must be the name of a branch, of letters, digits and any of ._-/")
+    facts = _card_facts(license, language)
     if constants.is_offline_mode():
         raise ConnectionError("the Hub is not asked in offline mode: unset HF_HUB_OFFLINE to push")
     token = _find_token(token)
@@ -91,7 +98,9 @@ def push_folder(
     with tempfile.TemporaryDirectory(prefix="regard-push-") as temporary:
         staged = Path(temporary)
         _stage(folder, staged)
-        if bundle and model_type not in EXPORTED_TYPES:
+        if not bundle:
+            remove_bundle(staged)
+        elif model_type not in EXPORTED_TYPES:
             write_bundle(staged)
         with _plain_errors(repo_id, token):
             # An organization's own default holds unless it is to be private.
@@ -100,13 +109,12 @@ def push_folder(
                 raise ValueError(f"`private`: {repo_id} is there already and public: make it private on the Hub first")
             if revision is not None:
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
-            if (
-                card is not None
-                and not (staged / _CARD).exists()
-                and not api.file_exists(repo_id, _CARD, revision=revision)
-            ):
-                (staged / _CARD).write_text(card, encoding="utf-8")
-            _fill_card(staged / _CARD, repo_id, license)
+            if not (staged / _CARD).exists() and (card is not None or facts):
+                if not api.file_exists(repo_id, _CARD, revision=revision):
+                    (staged / _CARD).write_text(card or "", encoding="utf-8")
+                elif facts:
+                    api.hf_hub_download(repo_id, _CARD, revision=revision, local_dir=staged)
+            _fill_card(staged / _CARD, repo_id, facts)
             commit = api.upload_folder(
                 repo_id=repo_id,
                 folder_path=staged,
@@ -114,7 +122,6 @@ def push_folder(
                 commit_message=message or f"Push a model of the type {model_type}",
                 delete_patterns=_REPLACED,
             )
-    logger.info("Pushed to %s", commit.commit_url)
     return commit.commit_url
 
 
@@ -174,10 +181,14 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _files(folder: Path) -> list[str]:
-    """The files of a folder that are not hidden, as paths in it."""
+    """The files of a folder that are neither hidden nor the state of a `Trainer`'s run, as paths in it."""
     paths = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
-    hidden = (".", "__pycache__")
-    return [path.as_posix() for path in paths if not any(part.startswith(hidden) for part in path.parts)]
+    left_out = (".*", "__pycache__", *_RUN_STATE)
+    return [
+        path.as_posix()
+        for path in paths
+        if not any(fnmatchcase(part, pattern) for part in path.parts for pattern in left_out)
+    ]
 
 
 def _stage(folder: Path, staged: Path) -> None:
@@ -195,13 +206,42 @@ def _stage(folder: Path, staged: Path) -> None:
             shutil.copyfile(source, target)
 
 
-def _fill_card(path: Path, repo_id: str, license: str | None) -> None:
-    """Has a card's example load the model from the Hub, and its metadata name the license."""
+def _card_facts(license: str | None, language: str | Sequence[str] | None) -> dict[str, Any]:
+    """What of this a card's metadata is to hold.
+
+    Raises:
+        ValueError: if the Hub has no such names.
+    """
+    facts: dict[str, Any] = {}
+    if license is not None:
+        if not _LICENSE.fullmatch(license):
+            raise ValueError(
+                f"`license` ({license!r}) must be as the Hub names it, in lower case: apache-2.0, mit, other and so on"
+            )
+        facts["license"] = license
+    languages = [language] if isinstance(language, str) else list(dict.fromkeys(language or ()))
+    for each in languages:
+        if not _LANGUAGE.fullmatch(each):
+            raise ValueError(
+                f"`language` ({each!r}) must be a code of two or three lower-case letters, such as en, or "
+                "'multilingual' or 'code'"
+            )
+    if languages:
+        facts["language"] = languages[0] if len(languages) == 1 else languages
+    return facts
+
+
+def _fill_card(path: Path, repo_id: str, facts: dict[str, Any]) -> None:
+    """Has a card's example load the model from the Hub, and its metadata hold these facts."""
     if path.exists():
         text = path.read_text(encoding="utf-8").replace(f'"{_PLACE}"', f'"{repo_id}"')
-        if license is not None:
-            card = ModelCard(text)
-            card.data["license"] = license
+        if facts:
+            try:
+                card = ModelCard(text)
+            except yaml.YAMLError as error:
+                raise ValueError(f"the metadata of {_CARD} is not YAML: {error}") from None
+            for name, value in facts.items():
+                card.data[name] = value
             text = str(card)
         path.write_text(text, encoding="utf-8", newline="\n")
 

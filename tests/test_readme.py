@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,11 @@ def test_commands_run(line: str, folder: Path) -> None:
     assert done.stdout
 
 
+def options_of(commands: Iterable[str], folder: Path) -> set[str]:
+    helps = [run_command(f"regard {command} --help", folder).stdout for command in commands]
+    return set(re.findall(r"--[a-z-]+", " ".join(helps)))
+
+
 @pytest.mark.slow
 def test_the_walk_through_of_fine_tuning_runs(folder: Path) -> None:
     """Its Python and its commands, one after the other."""
@@ -82,8 +88,7 @@ def test_the_walk_through_of_fine_tuning_runs(folder: Path) -> None:
         # A pass over the data is enough here.
         done = run_python(text, folder) if kind == "python" else run_command(f"{text.strip()} --epochs 1", folder)
         assert done.returncode == 0, done.stderr
-    known = set(re.findall(r"--[a-z-]+", run_command("regard finetune tokens --help", folder).stdout))
-    assert set(re.findall(r"--[a-z][a-z-]+", page)) <= known | {"--help"}
+    assert set(re.findall(r"--[a-z][a-z-]+", page)) <= options_of(("finetune tokens", "push"), folder)
 
 
 @pytest.mark.parametrize("line", [line for line in COMMANDS if line.startswith("make ")])
@@ -99,11 +104,10 @@ def test_options_exist(folder: Path) -> None:
         "evaluate",
         "finetune tokens",
         "generate",
+        "push",
     ]
-    helps = [run_command(f"regard {command} --help", folder).stdout for command in commands]
-    known = set(re.findall(r"--[a-z-]+", " ".join(helps)))
     assert told
-    assert told <= known
+    assert told <= options_of(commands, folder)
 
 
 def test_links_lead_somewhere() -> None:

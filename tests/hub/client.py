@@ -10,6 +10,15 @@ def _set_environment(environment):
     os.environ.update(environment)
 
 
+def error_of(function, *args, **kwargs):
+    """The type and the text of what a function raises, on the client's side; None if it raises nothing."""
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return None
+
+
 class Client:
     """A process that calls functions of test modules. A context manager.
 

@@ -167,6 +167,9 @@ class HubRoutes(BaseHandler):
         files = repo["commits"][self.store.resolve(repo, revision)]["files"]
         attributes = self.store.text(files, ".gitattributes").splitlines()
         patterns = [line.split()[0] for line in attributes if "filter=lfs" in line]
+        # What a push brings along counts, else what is there.
+        ignored = body.get("gitIgnore", self.store.text(files, ".gitignore"))
+        ignored = [line.strip().strip("/") for line in ignored.splitlines() if line.strip() and line[0] != "#"]
         for file in body["files"]:
             path, entry = file["path"], files.get(file["path"])
             binary = b"\0" in base64.b64decode(file.get("sample") or "")
@@ -174,7 +177,8 @@ class HubRoutes(BaseHandler):
             # By this hash the client sees which files have not changed.
             oid = entry and (entry.get("sha256") or entry["oid"])
             mode = "lfs" if large else "regular"
-            found.append({"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
+            ignore = matches(path, ignored)
+            found.append({"path": path, "uploadMode": mode, "shouldIgnore": ignore, "oid": oid})
         self.reply(200, {"files": found})
 
     @route("POST", r"/([^/]+/[^/]+)\.git/info/lfs/objects/(batch|verify)")

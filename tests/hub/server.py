@@ -16,6 +16,10 @@ from tests.hub.routes import HubRoutes
 from tests.hub.store import Store
 from tests.hub.xet import Xet, XetRoutes
 
+# Who has which token, and what they may do.
+WRITE, READ, OTHER = "hf_writewritewrite", "hf_readreadread", "hf_otherotherother"
+TOKENS = {WRITE: ("me", "write"), READ: ("me", "read"), OTHER: ("other", "write")}
+
 _OTHER_SETTINGS = {
     "DISABLE_SAFETENSORS_CONVERSION": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -69,6 +73,19 @@ class HubServer:
     def requests(self, method, part):
         """The requests of a method whose path has a part, in order."""
         return [request for request in self.log if request["method"] == method and part in request["path"]]
+
+    def commits(self, repo_id):
+        """The commits of a repository, the first first, by their hashes."""
+        return self.store.repos[repo_id]["commits"]
+
+    def files(self, repo_id, branch="main"):
+        """What lies on a branch of a repository, by the paths."""
+        repo = self.store.repos[repo_id]
+        return repo["commits"][repo["refs"][branch]]["files"]
+
+    def text(self, repo_id, path):
+        """The content of a small file; empty if there is none."""
+        return self.store.text(self.files(repo_id), path)
 
     def sign(self, text):
         return hmac.new(self.key, text.encode(), "sha256").hexdigest()

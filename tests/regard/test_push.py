@@ -1,5 +1,6 @@
 """Pushing runs and folders, and using what was pushed in the ways that its card tells of."""
 
+import json
 import platform
 import re
 import socket
@@ -12,6 +13,8 @@ import transformers
 from huggingface_hub import ModelCard
 
 import regard
+import regard.cli
+from regard.finetuning import finetune
 from regard.push import plain_card, push
 from regard.registration import FAMILIES
 from tests.hub.client import Client
@@ -41,9 +44,9 @@ def client(hub, tmp_path_factory):
 def texts(hub):
     """All small files of a repository, by their names."""
 
-    def read(repo_id):
+    def read(repo_id, branch="main"):
         repo = hub.store.repos[repo_id]
-        files = repo["commits"][repo["refs"]["main"]]["files"]
+        files = repo["commits"][repo["refs"][branch]]["files"]
         return {name: hub.store.text(files, name) for name in files}
 
     return read
@@ -129,6 +132,40 @@ def test_a_run(hub, client, texts, tmp_path, tiny, monkeypatch):
         assert [secret for secret in private if secret in text] == [], name
 
 
+CLASSIFY_WITHOUT_THE_PACKAGE = """
+import sys
+
+sys.modules["regard"] = None
+exec(sys.argv[1])
+print(type(classify.model).__module__, classify("a red cat")[0]["label"])
+"""
+
+
+def test_a_fine_tuned_run(hub, client, texts, tmp_path):
+    client(push, save_model(tmp_path / "base", *make_model("regard_bert")), "me/base")
+    rows = [{"text": f"a {animal} sat", "label": f"is {animal}"} for animal in ("cat", "dog")] * 8
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = {"model": "me/base", "data": [str(tmp_path / "rows.jsonl")], "epochs": 1, "batch_size": 4}
+    client(finetune, "classification", tmp_path / "run", {**settings, "validation": "0.25", "log_with": ["none"]})
+    client(push, tmp_path / "run", "me/tuned", language="en")
+    pushed = texts("me/tuned")
+    card = ModelCard(pushed["README.md"])
+    assert (card.data.base_model, card.data.language) == ("me/base", "en")
+    assert "into 2 classes: is cat, is dog." in card.text
+    private = [str(tmp_path), str(Path.home()), TOKEN, ACCOUNT]
+    for name, text in pushed.items():
+        assert [secret for secret in private if secret in text] == [], name
+    # As the card says of where the package is not installed.
+    code = code_of(card.text).replace("import regard", "# import regard")
+    code = code.replace('model="me/tuned")', 'model="me/tuned", trust_remote_code=True)')
+    command = [sys.executable, "-c", CLASSIFY_WITHOUT_THE_PACKAGE, code]
+    environment = hub.environment(tmp_path / "home")
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
+    module, label = ended.stdout.split(maxsplit=1)
+    assert module.startswith("transformers_modules.me.tuned.")
+    assert label.strip() in ("is cat", "is dog")
+
+
 def test_private_and_a_branch(hub, client, tmp_path):
     folder = save_model(tmp_path / "model", *make_model("regard_decoder"))
     client(push, folder, "me/quiet", private=True, revision="trial")
@@ -145,6 +182,99 @@ def test_a_card_on_the_hub_stays(client, texts, tmp_path):
     (folder / "README.md").unlink()
     client(push, folder, "me/edited")
     assert texts("me/edited")["README.md"] == "# Written by hand\n"
+
+
+# Licence and language
+
+
+@pytest.mark.parametrize(("given", "found"), [("no", "no"), (["en"], "en"), (["en", "nds", "en"], ["en", "nds"])])
+def test_licence_and_language_go_into_the_card(client, texts, tmp_path, given, found):
+    folder = save_model(tmp_path / "model", *make_model("regard_decoder"))
+    (folder / "README.md").write_text('---\nlanguage: fr\ntags: [regard]\n---\n\nload("PATH_OR_ID")\n')
+    client(push, folder, "me/told", license="mit", language=given)
+    card = ModelCard(texts("me/told")["README.md"])
+    assert card.data.to_dict() == {"language": found, "license": "mit", "tags": ["regard"]}
+    assert card.text.strip() == 'load("me/told")'
+    # Those of the card stay where none is named.
+    client(push, folder, "me/told")
+    assert ModelCard(texts("me/told")["README.md"]).data.to_dict() == {"language": "fr", "tags": ["regard"]}
+
+
+def test_licence_and_language_of_a_plain_card(client, texts, tmp_path):
+    folder = save_model(tmp_path / "model", *make_model("regard_decoder"))
+    client(push, folder, "me/plain", license="openrail++", language="multilingual")
+    data = ModelCard(texts("me/plain")["README.md"]).data
+    assert (data.license, data.language, data.library_name) == ("openrail++", "multilingual", "transformers")
+
+
+def test_licence_and_language_go_into_the_card_on_the_hub(client, texts, tmp_path):
+    """Also where the folder has none."""
+    folder = save_model(tmp_path / "model", *make_model("regard_decoder"))
+    (folder / "README.md").write_text("---\ntags: [mine]\n---\n\n# Written by hand\n")
+    client(push, folder, "me/there", revision="trial")
+    (folder / "README.md").write_text("# On the main branch\n")
+    client(push, folder, "me/there")
+    (folder / "README.md").unlink()
+    client(push, folder, "me/there", revision="trial", license="mit", language="en")
+    assert texts("me/there")["README.md"] == "# On the main branch\n"
+    pushed = texts("me/there", "trial")
+    card = ModelCard(pushed["README.md"])
+    assert card.data.to_dict() == {"language": "en", "license": "mit", "tags": ["mine"]}
+    assert "# Written by hand" in card.text
+    assert not [name for name in pushed if ".cache" in name]
+
+
+@pytest.mark.parametrize("license", ["", " ", "Apache 2.0", "Apache-2.0", "apache-2.0\n", "-x", "apache_2"])
+def test_a_licence_of_another_form(tmp_path, license):
+    folder = save_model(tmp_path / "model", *make_model("regard_decoder"))
+    with pytest.raises(ValueError, match=r"\A`license` \([^\n]*\) must be as the Hub names it[^\n]*\Z") as raised:
+        push(folder, "me/x", license=license, token=TOKEN)
+    assert repr(license) in str(raised.value)
+
+
+@pytest.mark.parametrize("language", ["", " ", "English", "EN", "e", "en us", "en-US", "en\n", "german"])
+def test_a_language_of_another_form(tmp_path, language):
+    folder = save_model(tmp_path / "model", *make_model("regard_decoder"))
+    for given in (language, ["en", language]):
+        with pytest.raises(
+            ValueError, match=r"\A`language` \([^\n]*\) must be a code of two or three [^\n]*\Z"
+        ) as raised:
+            push(folder, "me/x", language=given, token=TOKEN)
+        assert repr(language) in str(raised.value)
+
+
+def error_of(function, *args, **kwargs):
+    """What a function raises, on the client's side."""
+    try:
+        function(*args, **kwargs)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def test_a_card_whose_metadata_does_not_parse(client, tmp_path):
+    folder = save_model(tmp_path / "model", *make_model("regard_decoder"))
+    (folder / "README.md").write_text("---\ntags: [mine\n---\n\n# Mine\n")
+    message = client(error_of, push, folder, "me/broken", license="mit")
+    assert message.startswith("the metadata of README.md is not YAML: ")
+    assert "\n" not in message
+
+
+def test_the_command_hands_on_what_it_is_given(command, monkeypatch):
+    calls = []
+    monkeypatch.setattr(regard.cli, "push_run", lambda *given, **options: calls.append((given, options)) or "address")
+    assert command("push", "runs/x", "me/x").out.strip() == "address"
+    line = ["--license", "mit", "--language", "en", "--language", "de", "--private", "--no-bundle", "--revision", "b"]
+    assert command("push", "runs/x", "me/x", *line).code == 0
+    plain = {"private": False, "revision": None, "bundle": True, "license": None, "language": None}
+    told = {"private": True, "revision": "b", "bundle": False, "license": "mit", "language": ["en", "de"]}
+    assert calls == [(("runs/x", "me/x"), plain), (("runs/x", "me/x"), told)]
+
+
+def test_a_mistake_on_the_command_line(refusal, tmp_path):
+    folder = save_model(tmp_path / "model", *make_model("regard_decoder"))
+    assert "`language` ('English') must be a code" in refusal("push", folder, "me/x", "--language", "English")
+    assert "`license` ('') must be as the Hub names it" in refusal("push", folder, "me/x", "--license", "")
 
 
 CLASSES = [(config_class, name, each) for config_class, models in FAMILIES.items() for name, each in models.items()]

@@ -343,6 +343,20 @@ def test_it_is_the_same_each_time(bundled):
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
+def test_it_is_the_same_in_every_process(checkpoints, tmp_path):
+    """Another seed of the hashes gives sets another order."""
+    folders = [checkpoints / f"{model_type}-{next(iter(FAMILIES[each]))}" for model_type, each in FAMILY_NAMES.items()]
+    for folder in folders:
+        shutil.copytree(folder, tmp_path / folder.name, ignore=shutil.ignore_patterns("*.py"))
+    script = "import pathlib, sys\nfrom regard.sharing.bundle import write_bundle\n"
+    script += "for folder in pathlib.Path(sys.argv[1]).iterdir():\n    write_bundle(folder)\n"
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    subprocess.run([sys.executable, "-c", script, tmp_path], cwd=ROOT, env=environment, check=True)
+    for folder in folders:
+        written = {path.name: path.read_bytes() for path in folder.iterdir()}
+        assert {path.name: path.read_bytes() for path in (tmp_path / folder.name).iterdir()} == written
+
+
 def test_only_the_auto_map_is_added_to_a_configuration(bundled, tmp_path_factory):
     folder, _ = bundled
     text = (folder / "config.json").read_text()

@@ -300,7 +300,7 @@ def test_figures_that_were_not_measured_are_left_out(family):
     first = FAMILY_CARDS[family].figures[0]
     wanted = [first.metric, *([first.baseline[0]] if first.baseline else [])]
     metrics = {name: ALL_RESULTS[family]["metrics"][name] for name in wanted}
-    assert [row.label for row in figure_rows(family, metrics)] == [first.label]
+    assert [row.label for row in figure_rows(FAMILY_CARDS[family], metrics)] == [first.label]
     card = model_card({**ALL_RESULTS[family], "metrics": metrics}, CONFIGS[family])
     assert len(rows(card, "figure")) == 1
     assert len(card.data.eval_results) == 1

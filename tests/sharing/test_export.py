@@ -163,6 +163,56 @@ def test_an_untied_bert_in_half_precision(save_model, tmp_path):
     assert_same(ours, "AutoModelForMaskedLM", tmp_path / "stock", padded_batch(ours.config.vocab_size))
 
 
+def test_an_exported_bert_gives_the_same_to_the_bit(save_model, tmp_path):
+    # Where the width of a head is a power of four, scores may be scaled before or after they are summed.
+    fields = {"hidden_size": 32, "num_attention_heads": 2}
+    ours, folder = save_model(BERT_HEADS["AutoModelForPreTraining"], **fields)
+    export_model(folder, tmp_path / "stock")
+    # Where weights lie in memory may change the last bit of a product, so both are loaded.
+    ours = BERT_HEADS["AutoModelForPreTraining"].from_pretrained(folder).eval()
+    stock = load_stock("AutoModelForPreTraining", tmp_path / "stock", "sdpa").eval()
+    batch = padded_batch(ours.config.vocab_size)
+    with torch.no_grad():
+        expected, actual = ours(**batch), stock(**batch)
+    real = batch["attention_mask"].bool()
+    assert actual.prediction_logits[real].equal(expected.prediction_logits[real])
+    assert actual.seq_relationship_logits.equal(expected.seq_relationship_logits)
+
+
+WITH_ADDED_TOKENS = [
+    *((RegardBertConfig, "AutoModelForMaskedLM", {"tie_word_embeddings": tie}) for tie in (True, False)),
+    *((RegardBertConfig, "AutoModelForPreTraining", {"tie_word_embeddings": tie}) for tie in (True, False)),
+    *((RegardDecoderConfig, "AutoModelForCausalLM", fields) for fields, _ in DECODERS),
+    *((RegardTransformerConfig, "AutoModelForSeq2SeqLM", fields) for fields, _ in TRANSFORMERS),
+]
+
+
+@pytest.mark.parametrize(("config_class", "auto_class", "fields"), WITH_ADDED_TOKENS)
+def test_added_tokens_and_resized_embeddings(config_class, auto_class, fields, save_model, tmp_path):
+    ours, folder = save_model(FAMILIES[config_class][auto_class], **fields)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    before = len(tokenizer)
+    tokenizer.add_tokens(["<extra>", "<more>"])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<entity>"]})
+    ours.resize_token_embeddings(len(tokenizer))
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    ours.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
+    stock = load_stock(auto_class, export_model(folder, tmp_path / "stock"), "sdpa")
+    assert stock.config.vocab_size == stock.get_input_embeddings().num_embeddings == before + 3
+    is_tied = fields.get("tie_word_embeddings", True)
+    assert (stock.get_output_embeddings().weight is stock.get_input_embeddings().weight) == is_tied
+    text = "The cat <extra> sat, <entity> and <more>"
+    batch = dict(AutoTokenizer.from_pretrained(tmp_path / "stock")([text], return_tensors="pt"))
+    assert batch["input_ids"].tolist() == tokenizer([text])["input_ids"]
+    assert {before, before + 1, before + 2} <= set(batch["input_ids"][0].tolist())
+    if ours.config.is_encoder_decoder:
+        batch["decoder_input_ids"] = batch["input_ids"].flip(1)
+    assert_same(ours, auto_class, tmp_path / "stock", batch)
+
+
 def test_sentence_transformers_take_an_exported_encoder(save_model, tmp_path):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     ours, folder = save_model(BERT_HEADS["AutoModel"])

@@ -2,7 +2,6 @@
 
 import json
 import os
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,69 +11,15 @@ from huggingface_hub import HfApi, ModelCard, snapshot_download
 from transformers import AutoModelForMaskedLM, Trainer, TrainingArguments
 
 from regard.sharing import export
+from regard.sharing.bundle import write_bundle
 from regard.sharing.hub import EXPORTED_TYPES, push_folder
-from tests.hub.client import Client
+from tests.hub.client import Client, error_of
 from tests.hub.models import TINY, fingerprint, make_model, pull, save_model
-from tests.hub.server import HubServer
-
-WRITE, READ, OTHER = "hf_writewritewrite", "hf_readreadread", "hf_otherotherother"
-TOKENS = {WRITE: ("me", "write"), READ: ("me", "read"), OTHER: ("other", "write")}
-
-
-@pytest.fixture(scope="module")
-def hub():
-    with HubServer(TOKENS) as server:
-        yield server
-        assert server.errors == []
-        assert server.unhandled == []
-        # Addresses of the storage are signed, and it has no business with tokens.
-        assert not any(request["hub_token"] for request in server.log if request["origin"] == "storage")
-
-
-@pytest.fixture(scope="module")
-def client(hub, tmp_path_factory):
-    with Client(hub.environment(tmp_path_factory.mktemp("home"))) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def xet_client(hub, tmp_path_factory):
-    if find_spec("hf_xet") is None:
-        pytest.skip("hf_xet is not installed")
-    with Client(hub.environment(tmp_path_factory.mktemp("home"), xet=True)) as process:
-        yield process
-
-
-@pytest.fixture
-def bert(tmp_path):
-    return save_model(tmp_path / "bert", *make_model("regard_bert"))
-
-
-def commits_of(hub, repo_id):
-    """The commits of a repository, the first first."""
-    return hub.store.repos[repo_id]["commits"]
-
-
-def files_of(hub, repo_id, branch="main"):
-    repo = hub.store.repos[repo_id]
-    return repo["commits"][repo["refs"][branch]]["files"]
-
-
-def text_of(hub, repo_id, path):
-    return hub.store.text(files_of(hub, repo_id), path)
+from tests.hub.server import OTHER, READ, TOKENS, WRITE, HubServer
 
 
 def contents(folder):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def error_of(function, *args, **kwargs):
-    """The type and the text of what a function raises, on the client's side."""
-    try:
-        function(*args, **kwargs)
-    except Exception as error:
-        return type(error).__name__, str(error)
-    return None
 
 
 # A model and what belongs to it
@@ -88,11 +33,11 @@ def test_every_family_comes_back_to_the_bit(hub, client, tmp_path, model_type):
     before = contents(folder)
     url = client(push_folder, folder, repo_id, token=WRITE)
     assert contents(folder) == before
-    assert url == f"{hub.url}/{repo_id}/commit/{list(commits_of(hub, repo_id))[-1]}"
-    files = files_of(hub, repo_id)
+    assert url == f"{hub.url}/{repo_id}/commit/{list(hub.commits(repo_id))[-1]}"
+    files = hub.files(repo_id)
     assert {str(path) for path in before} <= files.keys()
     assert [name for name in files if name.endswith(".py")] != []
-    assert "AutoConfig" in json.loads(text_of(hub, repo_id, "config.json"))["auto_map"]
+    assert "AutoConfig" in json.loads(hub.text(repo_id, "config.json"))["auto_map"]
     assert ("generation_config.json" in files) == model.can_generate()
     assert client(pull, repo_id, model_type, tmp_path / "cache") == fingerprint(model, processor)
 
@@ -114,9 +59,9 @@ def test_the_methods_of_models_and_tokenizers(hub, client, tmp_path, model_type)
     repo_id = f"me/methods-{model_type}"
     model, processor = make_model(model_type)
     client(push_by_methods, model_type, save_model(tmp_path / "model", model, processor), repo_id)
-    assert [name for name in files_of(hub, repo_id) if str(tmp_path) in text_of(hub, repo_id, name)] == []
+    assert [name for name in hub.files(repo_id) if str(tmp_path) in hub.text(repo_id, name)] == []
     assert client(pull, repo_id, model_type, tmp_path / "cache") == fingerprint(model, processor)
-    assert not [name for name in files_of(hub, repo_id) if name.endswith((".bin", ".pt"))]
+    assert not [name for name in hub.files(repo_id) if name.endswith((".bin", ".pt"))]
 
 
 def train_and_push(model_type, folder, output, repo_id):
@@ -151,49 +96,12 @@ def test_the_trainer(hub, client, tmp_path, model_type):
     folder = save_model(tmp_path / "model", *make_model(model_type))
     trained = client(train_and_push, model_type, folder, tmp_path / "output", repo_id)
     assert client(pull, repo_id, model_type, tmp_path / "cache") == trained
-    card = text_of(hub, repo_id, "README.md")
+    card = hub.text(repo_id, "README.md")
     assert card.startswith("---\n")
     assert WRITE not in card
-    files = files_of(hub, repo_id)
-    assert [name for name in files if str(tmp_path) in text_of(hub, repo_id, name)] == []
+    files = hub.files(repo_id)
+    assert [name for name in files if str(tmp_path) in hub.text(repo_id, name)] == []
     assert not any(name.startswith("pytorch_model") for name in files)
-
-
-def resized(model_type, **fields):
-    """A model that was given a token more, and rows for it."""
-    model, processor = make_model(model_type, **fields)
-    tokenizer = getattr(processor, "tokenizer", processor)
-    tokenizer.add_tokens(["<extra>"])
-    model.resize_token_embeddings(len(tokenizer))
-    return model, processor
-
-
-VARIANTS = {
-    "added token, tied": lambda: resized("regard_bert", tie_word_embeddings=True),
-    "added token, untied": lambda: resized("regard_bert", tie_word_embeddings=False),
-    "added token, decoder": lambda: resized("regard_decoder"),
-    "added token, captioner": lambda: resized("regard_captioner"),
-    "bfloat16": lambda: (make_model("regard_bert")[0].bfloat16(), make_model("regard_bert")[1]),
-    "float16": lambda: (make_model("regard_decoder")[0].half(), make_model("regard_decoder")[1]),
-}
-
-
-@pytest.mark.parametrize("shard_size", ["50GB", "2KB"])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_variants_come_back_to_the_bit(hub, client, tmp_path, variant, shard_size):
-    repo_id = f"me/{variant.replace(', ', '-').replace(' ', '-')}-{shard_size}"
-    model, processor = VARIANTS[variant]()
-    folder = save_model(tmp_path / "model", model, processor, max_shard_size=shard_size)
-    client(push_folder, folder, repo_id, token=WRITE, bundle=False)
-    pulled = client(pull, repo_id, model.config.model_type, tmp_path / "cache")
-    assert pulled == fingerprint(model, processor)
-    shards = [name for name in files_of(hub, repo_id) if name.startswith("model-")]
-    assert (len(shards) > 2) == (shard_size == "2KB")
-    assert pulled["tied"] == model.config.tie_word_embeddings
-    if variant.startswith("added"):
-        assert len(model.get_output_embeddings().bias if model.config.model_type == "regard_bert" else pulled["ids"])
-        tokenizer = getattr(processor, "tokenizer", processor)
-        assert tokenizer.convert_tokens_to_ids("<extra>") in pulled["ids"]
 
 
 # One push after another
@@ -201,24 +109,24 @@ def test_variants_come_back_to_the_bit(hub, client, tmp_path, variant, shard_siz
 
 def test_a_second_push_sends_what_changed(hub, client, tmp_path, bert):
     client(push_folder, bert, "me/again", token=WRITE)
-    first = list(commits_of(hub, "me/again"))[-1]
+    first = list(hub.commits("me/again"))[-1]
     sent = len(hub.requests("PUT", "/lfs/"))
     (bert / "README.md").write_text("---\nlibrary_name: transformers\n---\n\n# Changed\n")
     client(push_folder, bert, "me/again", token=WRITE, message="Change the card")
-    last = list(commits_of(hub, "me/again").values())[-1]
+    last = list(hub.commits("me/again").values())[-1]
     assert last["changed"] == ["README.md"]
     assert last["title"] == "Change the card"
     assert len(hub.requests("PUT", "/lfs/")) == sent
     # Nothing changed: no commit, and the address of the last one.
-    number = len(commits_of(hub, "me/again"))
+    number = len(hub.commits("me/again"))
     url = client(push_folder, bert, "me/again", token=WRITE)
-    assert len(commits_of(hub, "me/again")) == number
+    assert len(hub.commits("me/again")) == number
     assert url.endswith(hub.store.repos["me/again"]["refs"]["main"])
 
     # Other weights, and the earlier ones by the commit that they came with.
     other = make_model("regard_bert", seed=1)
     client(push_folder, save_model(bert, *other), "me/again", token=WRITE)
-    assert list(commits_of(hub, "me/again").values())[-1]["changed"] == ["model.safetensors"]
+    assert list(hub.commits("me/again").values())[-1]["changed"] == ["model.safetensors"]
     assert client(pull, "me/again", "regard_bert", tmp_path / "cache") == fingerprint(*other)
     earlier = client(pull, "me/again", "regard_bert", tmp_path / "cache", revision=first)
     assert earlier == fingerprint(*make_model("regard_bert"))
@@ -230,14 +138,14 @@ def test_weights_and_code_of_an_earlier_push_are_gone(hub, client, tmp_path):
     client(push_folder, sharded, "me/stale", token=WRITE)
     whole = save_model(tmp_path / "whole", *make_model("regard_bert", seed=1))
     client(push_folder, whole, "me/stale", token=WRITE, bundle=False)
-    files = files_of(hub, "me/stale")
+    files = hub.files("me/stale")
     assert [name for name in files if name.endswith((".safetensors", ".py", ".index.json"))] == ["model.safetensors"]
     assert "notes.txt" in files
     expected = fingerprint(*make_model("regard_bert", seed=1))
     assert client(pull, "me/stale", "regard_bert", tmp_path / "cache") == expected
     # The other way round the single file would win over the shards.
     client(push_folder, sharded, "me/stale", token=WRITE)
-    assert "model.safetensors" not in files_of(hub, "me/stale")
+    assert "model.safetensors" not in hub.files("me/stale")
     assert client(pull, "me/stale", "regard_bert", tmp_path / "fresh") == fingerprint(*make_model("regard_bert"))
 
 
@@ -262,16 +170,16 @@ def test_only_what_is_asked_for_is_sent(hub, client, bert):
     (bert / "README.md").write_text('---\nlibrary_name: transformers\n---\n\nload("PATH_OR_ID")\n')
     own = {path.name for path in bert.iterdir() if path.is_file()} - {".env"}
     client(push_folder, bert, "me/plain", token=WRITE, bundle=False)
-    assert files_of(hub, "me/plain").keys() == own | {".gitattributes"}
-    assert text_of(hub, "me/plain", "config.json") == (bert / "config.json").read_text()
-    assert text_of(hub, "me/plain", "README.md").endswith('load("me/plain")\n')
+    assert hub.files("me/plain").keys() == own | {".gitattributes"}
+    assert hub.text("me/plain", "config.json") == (bert / "config.json").read_text()
+    assert hub.text("me/plain", "README.md").endswith('load("me/plain")\n')
     assert "PATH_OR_ID" in (bert / "README.md").read_text()
 
 
 def test_a_license_goes_into_the_card(hub, client, bert):
     (bert / "README.md").write_text('---\nlibrary_name: transformers\n---\n\nload("PATH_OR_ID")\n')
     client(push_folder, bert, "me/licensed", token=WRITE, license="apache-2.0")
-    card = ModelCard(text_of(hub, "me/licensed", "README.md"))
+    card = ModelCard(hub.text("me/licensed", "README.md"))
     assert (card.data.license, card.data.library_name) == ("apache-2.0", "transformers")
     assert 'load("me/licensed")' in card.text
     assert "license" not in (bert / "README.md").read_text()
@@ -280,17 +188,17 @@ def test_a_license_goes_into_the_card(hub, client, bert):
 def test_a_card_for_a_repository_that_has_none(hub, client, bert):
     client(push_folder, bert, "me/carded", token=WRITE, card="# First\n")
     client(push_folder, bert, "me/carded", token=WRITE, card="# Second\n")
-    assert text_of(hub, "me/carded", "README.md") == "# First\n"
+    assert hub.text("me/carded", "README.md") == "# First\n"
     (bert / "README.md").write_text("# Mine\n")
     client(push_folder, bert, "me/carded", token=WRITE, card="# Third\n")
-    assert text_of(hub, "me/carded", "README.md") == "# Mine\n"
+    assert hub.text("me/carded", "README.md") == "# Mine\n"
 
 
 def test_exported_models_have_no_code_to_add(hub, client, tmp_path, bert):
     client(export.export_model, bert, tmp_path / "stock")
     client(push_folder, tmp_path / "stock", "me/stock", token=WRITE)
-    assert not [name for name in files_of(hub, "me/stock") if name.endswith(".py")]
-    assert json.loads(text_of(hub, "me/stock", "config.json"))["model_type"] == "bert"
+    assert not [name for name in hub.files("me/stock") if name.endswith(".py")]
+    assert json.loads(hub.text("me/stock", "config.json"))["model_type"] == "bert"
     named = {stock.model_type for stocks in export._ARCHITECTURES.values() for stock in stocks.values()}
     assert set(EXPORTED_TYPES) == named | {"bert"}
 
@@ -311,7 +219,7 @@ def test_large_files(hub, request, tmp_path, mode):
     process, repo_id = request.getfixturevalue(mode), f"me/large-{mode}"
     expected = add_large(tmp_path / "model")
     process(push_folder, tmp_path / "model", repo_id, token=WRITE)
-    entry = files_of(hub, repo_id)["vocabulary.md"]
+    entry = hub.files(repo_id)["vocabulary.md"]
     assert entry["size"] > 10 * 1024**2
     assert "sha256" in entry
     assert (hub.store.xet.hash(entry["sha256"]) is not None) == (mode == "xet_client")
@@ -333,13 +241,13 @@ def test_a_connection_cut_in_an_upload(hub, client, tmp_path):
     assert [request["status"] for request in hub.requests("PUT", "/lfs/")][-2:] == ["cut", 200]
     # ... but not with the commit. Then there is none, and the next push makes it.
     save_model(folder, *make_model("regard_decoder", seed=1, vocab_size=20_000))
-    number = len(commits_of(hub, "me/cut"))
+    number = len(hub.commits("me/cut"))
     hub.cut("POST .*/commit/", after=100)
     kind, text = client(error_of, push_folder, folder, "me/cut", token=WRITE)
     assert kind == "ConnectionError"
     assert "check the network and push again" in text
     assert "\n" not in text
-    assert len(commits_of(hub, "me/cut")) == number
+    assert len(hub.commits("me/cut")) == number
     client(push_folder, folder, "me/cut", token=WRITE)
     expected = fingerprint(*make_model("regard_decoder", seed=1, vocab_size=20_000))
     assert client(pull, "me/cut", "regard_decoder", tmp_path / "cache") == expected
@@ -355,7 +263,7 @@ def test_an_upload_that_is_cut_every_time(hub, client, tmp_path):
     assert kind == "ConnectionError"
     assert "check the network and push again" in text
     assert "\n" not in text
-    assert "model.safetensors" not in files_of(hub, "me/hopeless")
+    assert "model.safetensors" not in hub.files("me/hopeless")
     client(push_folder, folder, "me/hopeless", token=WRITE)
     pulled = client(pull, "me/hopeless", "regard_bert", tmp_path / "cache")
     assert pulled == fingerprint(*model)
@@ -431,7 +339,7 @@ def test_another_account_may_not_write_to_what_is_public(hub, client, bert):
     client(push_folder, bert, "me/public", token=WRITE)
     raised, text = client(error_of, push_folder, bert, "me/public", token=OTHER)
     assert (raised, "may not write to me/public" in text) == ("PermissionError", True)
-    assert len(commits_of(hub, "me/public")) == 2
+    assert len(hub.commits("me/public")) == 2
 
 
 def test_a_token_of_ones_own_and_a_name_without_an_account(hub, bert, tmp_path):
@@ -474,7 +382,7 @@ def test_what_is_public_is_not_pushed_to_as_private(hub, client, bert):
     raised, text = client(error_of, push_folder, bert, "me/open", token=WRITE, private=True)
     assert raised == "ValueError"
     assert "`private`: me/open is there already and public" in text
-    assert "README.md" not in files_of(hub, "me/open")
+    assert "README.md" not in hub.files("me/open")
 
 
 def test_a_card_that_the_hub_refuses(hub, client, bert):
@@ -509,3 +417,18 @@ def test_pickles_of_others_run_no_code(hub, client, tmp_path, bert):
     kind, _ = client(error_of, pull_with, "me/evil", tmp_path / "cache", WRITE)
     assert kind == "UnpicklingError"
     assert not (tmp_path / "trace").exists()
+
+
+def test_a_trainers_state_stays_behind_and_a_bundle_that_is_not_wanted(hub, client, tmp_path):
+    folder = save_model(tmp_path / "model", *make_model("regard_bert"))
+    write_bundle(folder)
+    (folder / "checkpoint-3").mkdir()
+    for name in ("training_args.bin", "optimizer.pt", "rng_state_0.pth", "checkpoint-3/optimizer.pt"):
+        (folder / name).write_bytes(b"x")
+    before = contents(folder)
+    client(push_folder, folder, "me/lean", token=WRITE, bundle=False)
+    assert contents(folder) == before
+    files = hub.files("me/lean")
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= files.keys()
+    assert not [name for name in files if name.endswith((".bin", ".pt", ".pth", ".py"))]
+    assert "auto_map" not in json.loads(hub.text("me/lean", "config.json"))

@@ -24,7 +24,7 @@ def refusal(*args, **kwargs):
 
 
 @pytest.mark.parametrize(
-    "name", ["pytorch_model.bin", "training_args.bin", "a.pt", "b.PTH", "deep/er/c.pkl", "d.ckpt"]
+    "name", ["pytorch_model.bin", "deep/pytorch_model.bin", "a.pt", "b.PTH", "deep/er/c.pkl", "d.ckpt"]
 )
 def test_pickles_are_refused_by_name(bert, name):
     (bert / name).parent.mkdir(parents=True, exist_ok=True)
