@@ -210,6 +210,7 @@ class QuestionAnswering(FinetuneTask):
     best_by = "f1"
     measured = ("f1", "exact_match")
     label_inputs = ("start_positions", "end_positions")
+    own_settings = ("stride", "max_answer_length")
     longest = 0
 
     def columns(self) -> list[Column]:
@@ -228,7 +229,7 @@ class QuestionAnswering(FinetuneTask):
 
     def _answers(self, value: Any, where: str) -> tuple[list[str], list[int]]:
         column = self.settings.answers_column
-        if isinstance(value, str):
+        if isinstance(value, str) and value.lstrip().startswith("{"):
             value = parse_json(value, column, where)
         parts = (value.get("text"), value.get("answer_start")) if isinstance(value, dict) else (None, None)
         texts: Any
@@ -243,7 +244,7 @@ class QuestionAnswering(FinetuneTask):
         ):
             raise ValueError(
                 f'{where}: column {column!r} must hold {{"text": [...], "answer_start": [...]}} '
-                f"of the same length, not {repr(value)[:60]}"
+                f"of the same length (both [] where there is no answer), not {repr(value)[:60]}"
             )
         return texts, starts
 

@@ -27,6 +27,7 @@ import logging
 import math
 import shutil
 import time
+import warnings
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,8 +55,8 @@ from transformers.integrations import TensorBoardCallback
 from ..tokenization.generative import save_tokenizer
 from .answers import QuestionAnswering
 from .finetune_base import ERRORS, FinetuneTask
-from .finetune_data import load_splits
-from .finetune_results import figures_of, make_results, save_predictions
+from .finetune_data import load_tables
+from .finetune_results import best_of, figures_of, make_results, save_predictions
 from .finetune_tasks import Classification, MultiLabel, MultipleChoice, Regression, Tokens
 from .run import MODEL, load_results, model_path, naming_the_model, open_run, save_results, save_settings
 from .settings import held_out_share, option, to_dict
@@ -184,36 +185,41 @@ def finetune(
     tokenizer = _load_tokenizer(chosen.model, path)
     max_length = _max_length(chosen, tokenizer, config)
     with state.main_process_first():
-        rows, held_out = load_splits(
+        table, held_out = load_tables(
             chosen.data,
-            chosen.validation,
+            None if held_out_share(chosen.validation) is not None else chosen.validation,
             work.columns(),
             split=chosen.split,
             validation_split=chosen.validation_split,
-            seed=chosen.seed,
-            stratum=work.stratum,
         )
-    encoded, encoded_held_out = work.prepare(tokenizer, max_length, rows, held_out)
+    encoded, encoded_held_out = work.prepare(tokenizer, max_length, table, held_out)
     arguments = _arguments(chosen, work, folder, share)
     set_seed(chosen.seed)
     model = _load_model(chosen, work, path)
-    trainer = _FinetuneTrainer(
-        model,
-        arguments,
-        data_collator=work.collator(),
-        train_dataset=encoded,
-        eval_dataset=encoded_held_out,
-        processing_class=tokenizer,
-        compute_metrics=work.metrics,
-        callbacks=_callbacks(chosen, folder),
-    )
+    _require_room(chosen.model, model, tokenizer, max_length)
+    try:
+        trainer = _FinetuneTrainer(
+            model,
+            arguments,
+            data_collator=work.collator(),
+            train_dataset=encoded,
+            eval_dataset=encoded_held_out,
+            processing_class=tokenizer,
+            compute_metrics=work.metrics,
+            callbacks=_callbacks(chosen, folder),
+        )
+    except RuntimeError as error:
+        raise ValueError(f"`log_with` ({', '.join(chosen.log_with)}): {error}") from None
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(_Progress)
     if trainer.is_world_process_zero():
         save_settings(folder, run_name, chosen)
     start = time.monotonic()
     trainer.train(resume_from_checkpoint=_last_checkpoint(folder) if resume else None)
+    logger.info("%s", best_of(trainer, chosen.patience))
     outcome = trainer.predict(encoded_held_out, metric_key_prefix="eval")
+    if not math.isfinite((outcome.metrics or {})["eval_loss"]):
+        logger.warning("The held-out loss is no number: the training has diverged; try a lower `learning_rate`.")
     trained = trainer.accelerator.unwrap_model(trainer.model)
     if trainer.is_world_process_zero():
         trained = _save_model(folder, trained, tokenizer, merge=bool(chosen.lora))
@@ -235,8 +241,8 @@ def _share_of_batch(settings: FinetuneSettings, state: PartialState) -> int:
     parts = devices * settings.accumulation
     if settings.batch_size % parts:
         raise ValueError(
-            f"`batch_size` ({settings.batch_size}) must be a multiple of {parts}: "
-            f"{devices} devices times `accumulation` ({settings.accumulation})"
+            f"`batch_size` ({settings.batch_size}) must be a multiple of {parts}, "
+            f"`accumulation` ({settings.accumulation}) times the number of devices ({devices})"
         )
     return settings.batch_size // parts
 
@@ -346,6 +352,22 @@ def _load_model(settings: FinetuneSettings, task: FinetuneTask, path: str) -> An
     return model
 
 
+def _require_room(name: str, model: Any, tokenizer: PreTrainedTokenizerFast, max_length: int) -> None:
+    """Refuses ids or positions that the model has no vectors for, which it would fail on in the middle of a batch."""
+    largest, number = max(tokenizer.get_vocab().values()), model.get_input_embeddings().num_embeddings
+    if largest >= number:
+        raise ValueError(
+            f"`model` ({name}) has a tokenizer with ids up to {largest}, but vectors for {number} tokens: "
+            f"call its `resize_token_embeddings({largest + 1})` and save it"
+        )
+    for place, module in model.named_modules():
+        if place.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            # As in RoBERTa, where positions begin after that of the padding.
+            room = module.num_embeddings - module.padding_idx - 1
+            if max_length > room:
+                raise ValueError(f"`max_length` ({max_length}) must be at most {room}, the positions of {name}")
+
+
 def _with_adapter(settings: FinetuneSettings, model: PreTrainedModel, new: set[str]) -> nn.Module:
     """Freezes a model and puts LoRA's matrices beside its own.
 
@@ -361,14 +383,31 @@ def _with_adapter(settings: FinetuneSettings, model: PreTrainedModel, new: set[s
         for name, module in model.named_children()
         if name != model.base_model_prefix and any(True for _ in module.parameters())
     ]
-    targets = settings.lora_targets or LORA_TARGETS.get(model.config.model_type)
+    kind = model.config.model_type
+    matrices = [
+        name
+        for name, module in model.named_modules()
+        if getattr(module, "weight", None) is not None
+        and module.weight.ndim > 1
+        and name.partition(".")[0] not in head
+    ]
+    allowed = ", ".join(sorted({name.rpartition(".")[2] for name in matrices}))
+    for target in settings.lora_targets:
+        if not any(f".{name}".endswith(f".{target}") for name in matrices):
+            raise ValueError(f"`lora_targets` ({target!r}) is no module of the model; there are {allowed}")
+    targets = settings.lora_targets or LORA_TARGETS.get(kind)
+    if targets is None and kind not in peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING:
+        raise ValueError(f"`lora_targets` must be given, as peft has none for a {kind!r}; there are {allowed}")
     options = peft.LoraConfig(
         r=settings.lora,
         lora_alpha=2 * settings.lora,
         target_modules=targets,
         modules_to_save=sorted({*head, *(name for name in new if name.partition(".")[0] not in head)}),
     )
-    adapted: nn.Module = peft.get_peft_model(model, options)
+    with warnings.catch_warnings():
+        # It asks the model whether it checkpoints activations by a name that transformers has given up.
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        adapted: nn.Module = peft.get_peft_model(model, options)
     return adapted
 
 

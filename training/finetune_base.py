@@ -15,7 +15,8 @@ import numpy as np
 from datasets import Dataset, concatenate_datasets
 from transformers import DataCollatorWithPadding, EvalPrediction, PreTrainedTokenizerFast
 
-from .finetune_data import Row, sort_names, warn_of_imbalance
+from .finetune_data import Row, Table, draw, sort_names, warn_of_imbalance
+from .settings import held_out_share
 from .tables import Column
 
 if TYPE_CHECKING:
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("regard.training")
 
 ENCODED_AT_ONCE = 1000
+
+# So many labels are told with the number of their rows.
+SHOWN = 10
+
+# Settings that one task alone has, beside columns.
+OF_ONE_TASK = ("stride", "max_answer_length")
 
 # Of these metrics the least is the best.
 ERRORS = ("loss", "mse")
@@ -38,6 +45,7 @@ class FinetuneTask(ABC):
         best_by: the metric by which the best model is chosen if nothing is said.
         measured: the metrics that `metric` can name, beside the loss.
         label_inputs: what the model learns from, by the names of its arguments.
+        own_settings: those that other tasks don't have, beside columns.
     """
 
     name: ClassVar[str]
@@ -45,13 +53,31 @@ class FinetuneTask(ABC):
     best_by: str
     measured: Sequence[str]
     label_inputs: ClassVar[Sequence[str]] = ("labels",)
+    own_settings: ClassVar[Sequence[str]] = ()
 
     def __init__(self, settings: FinetuneSettings) -> None:
         self.settings = settings
+        self._check_settings()
         self.tokenizer: PreTrainedTokenizerFast
         self.max_length = 0
         self.held_out: list[Row] = []
         self.told: dict[str, Any] = {}
+
+    def _check_settings(self) -> None:
+        columns = self.columns()
+        used = {column.argument for column in columns} | {*self.own_settings}
+        usual = type(self.settings)()
+        for name, value in vars(self.settings).items():
+            is_general = not name.endswith("_column") and name not in OF_ONE_TASK
+            if not is_general and name not in used and value != getattr(usual, name):
+                allowed = ", ".join(sorted(each for each in used if each is not None))
+                raise ValueError(f"`{name}` ({value!r}) is no setting of the task {self.name!r}, which has {allowed}")
+        arguments: dict[str, str | None] = {}
+        for column in columns:
+            if column.name in arguments:
+                other = arguments[column.name]
+                raise ValueError(f"`{other}` and `{column.argument}` must name two columns, not both {column.name!r}")
+            arguments[column.name] = column.argument
 
     # Reading
 
@@ -67,24 +93,32 @@ class FinetuneTask(ABC):
             ValueError: if it holds something else.
         """
 
-    def stratum(self, rows: Dataset) -> Sequence[Hashable]:
-        """The group of each row, of which a share is held out."""
-        return [0] * len(rows)
+    def stratum(self, example: Row) -> Hashable:
+        """The group of an example; of each group the same share is held out."""
+        return None
 
-    def read(self, rows: Dataset, part: str) -> list[Row]:
+    def labels_of(self, example: Row) -> set[str]:
+        """The labels of an example that may be in few others; there must be one to learn each from."""
+        return set()
+
+    def read(self, table: Table, part: str) -> list[Row]:
         """Parses rows; those with an empty text are left out, with a warning.
 
         Args:
-            rows: as the table has them.
-            part: what errors call them.
+            table: that holds them.
+            part: what the warning calls them.
 
         Raises:
             ValueError: if a row holds what it should not, or none is left.
         """
-        parsed = [self.parse(row, f"{part}, row {number}", rows.features) for number, row in enumerate(rows, start=1)]
-        # The row as it was, for the predictions.
-        full = [{**each, "row": row} for each, row in zip(parsed, rows, strict=True) if each is not None]
-        self.count("empty", len(parsed) - len(full), len(parsed), part, "have an empty text and are left out")
+        full, features = [], table.rows.features
+        for row, where in zip(table.rows, table.places(), strict=True):
+            parsed = self.parse(row, where, features)
+            if parsed is not None:
+                # The row as it was, for the predictions.
+                full.append({**parsed, "row": row, "where": where})
+        total = len(table.rows)
+        self.count("empty", total - len(full), total, part, "have an empty text and are left out")
         if not full:
             raise ValueError(f"no row of {part} is left to use")
         return full
@@ -98,18 +132,49 @@ class FinetuneTask(ABC):
     # Encoding
 
     def prepare(
-        self, tokenizer: PreTrainedTokenizerFast, max_length: int, rows: Dataset, held_out: Dataset
+        self, tokenizer: PreTrainedTokenizerFast, max_length: int, table: Table, held_out: Table | None
     ) -> tuple[Dataset, Dataset]:
         """Parses and encodes the rows to train on and those held out.
+
+        Args:
+            tokenizer: of the model.
+            max_length: of a text, in tokens.
+            table: the rows to train on.
+            held_out: those held out; None: the share of the others that `validation` tells.
 
         Raises:
             ValueError: if one of them won't do.
         """
         self.tokenizer, self.max_length = tokenizer, max_length
-        examples, self.held_out = self.read(rows, "data"), self.read(held_out, "validation")
-        self.learn_labels(examples, rows.features)
+        examples = self.read(table, "data")
+        if held_out is None:
+            examples, self.held_out = self._hold_out(examples)
+        else:
+            self.held_out = self.read(held_out, "validation")
+        logger.info("%s rows to train on, %s held out.", f"{len(examples):,}", f"{len(self.held_out):,}")
+        self.learn_labels(examples, table.rows.features)
         self.told |= {"rows": len(examples), "held_out_rows": len(self.held_out)}
         return self.encode(examples, "data"), self.encode(self.held_out, "validation")
+
+    def _hold_out(self, examples: list[Row]) -> tuple[list[Row], list[Row]]:
+        share = held_out_share(self.settings.validation)
+        assert share is not None
+        drawn = set(draw([self.stratum(example) for example in examples], share, self.settings.seed))
+        kept = [example for place, example in enumerate(examples) if place not in drawn]
+        known = {label for example in kept for label in self.labels_of(example)}
+        for place in sorted(drawn):
+            labels = self.labels_of(examples[place])
+            if not labels <= known:
+                # Else there would be nothing to learn one of them from.
+                drawn.remove(place)
+                known |= labels
+        if not drawn:
+            raise ValueError(
+                f"`data` has {len(examples)} usable rows: none can be held out (`validation` is {share:g}) "
+                "all of whose labels are learnt from the others"
+            )
+        kept = [example for place, example in enumerate(examples) if place not in drawn]
+        return kept, [examples[place] for place in sorted(drawn)]
 
     @abstractmethod
     def learn_labels(self, examples: Sequence[Row], features: Any) -> None:
@@ -130,14 +195,13 @@ class FinetuneTask(ABC):
             [Dataset.from_dict(encode(examples[start : start + ENCODED_AT_ONCE])) for start in starts]
         )
 
-    def tokenize(self, *texts: Sequence[Any] | None, **options: Any) -> tuple[Any, list[bool]]:
+    def tokenize(self, *texts: Sequence[Any], **options: Any) -> tuple[Any, list[bool]]:
         """Tokenizes texts, or pairs of them, up to the longest length.
 
         Returns:
             What the tokenizer gives, and for each text whether it was too long.
         """
-        given = [list(each) for each in texts if each is not None]
-        encoded = self.tokenizer(*given, truncation=True, max_length=self.max_length, **options)
+        encoded = self.tokenizer(*map(list, texts), truncation=True, max_length=self.max_length, **options)
         return encoded, [bool(each.overflowing) for each in encoded.encodings]
 
     def learn_names(self, used: Iterable[str], declared: list[str] | None) -> list[str]:
@@ -150,6 +214,9 @@ class FinetuneTask(ABC):
         counts = Counter(used)
         names = declared or sort_names(counts)
         self.told["labels"] = {name: counts[name] for name in names}
+        shown = ", ".join(f"{shorten(name)!r} {counts[name]:,}" for name in names[:SHOWN])
+        more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+        logger.info("%s labels to learn: %s%s.", f"{len(names):,}", shown, more)
         # Most words are outside of any span.
         warn_of_imbalance(Counter({name: number for name, number in counts.items() if name != "O"}))
         return names
@@ -174,6 +241,10 @@ class FinetuneTask(ABC):
     def metrics(self, outcome: EvalPrediction) -> dict[str, float]:
         """The metrics of the held-out rows."""
 
+    def baselines(self) -> dict[str, float]:
+        """What some metrics of the held-out rows would be without a look at the texts, named `metric_baseline`."""
+        return {}
+
     @abstractmethod
     def predictions(self, logits: Any) -> list[dict[str, Any]]:
         """For each held-out row what the model makes of it, in plain values."""
@@ -181,6 +252,11 @@ class FinetuneTask(ABC):
     def confusion(self, logits: Any) -> tuple[list[str], np.ndarray] | None:
         """The classes, and how often each (row) was taken for each (column); None if the task has no classes."""
         return None
+
+
+def shorten(name: str) -> str:
+    """A name, without its middle if it is long."""
+    return name if len(name) <= 48 else f"{name[:23]} … {name[-22:]}"
 
 
 def named_labels(names: Sequence[str]) -> dict[str, Any]:

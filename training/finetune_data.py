@@ -8,14 +8,13 @@ import logging
 import os
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from datasets import ClassLabel, Dataset, LargeList, List, concatenate_datasets
 from datasets.exceptions import DatasetGenerationError
 
-from .settings import held_out_share
 from .tables import (
     TABLE_SUFFIXES,
     Column,
@@ -24,6 +23,7 @@ from .tables import (
     list_folder,
     listed,
     naming_the_file,
+    num_bytes,
     open_hub_data_set,
     open_text,
     read_table,
@@ -38,10 +38,21 @@ IMBALANCE = 10
 Row = dict[str, Any]
 
 
+class Table(NamedTuple):
+    """Rows, and the files or data sets that they are from, each with its number of rows."""
+
+    rows: Dataset
+    sources: list[tuple[str, int]]
+
+    def places(self) -> Iterator[str]:
+        """Where each row is, as errors name it."""
+        return (f"{name}, row {number}" for name, size in self.sources for number in range(1, size + 1))
+
+
 # Reading
 
 
-def read_rows(name: str, columns: Sequence[Column], split: str, argument: str = "data") -> Dataset:
+def read_rows(name: str, columns: Sequence[Column], split: str, argument: str = "data") -> Table:
     """Reads some columns of a table or of a data set on the Hub.
 
     Args:
@@ -55,21 +66,23 @@ def read_rows(name: str, columns: Sequence[Column], split: str, argument: str = 
     """
     if is_data_set_id(name):
         rows, _ = open_hub_data_set(name, split, argument=argument)
-        parts = [_select(rows, columns, f"the data set {name!r}")]
+        read = _select(rows, columns, f"the data set {name!r}")
+        parts = [Table(read, [(name, len(read))])]
     else:
-        parts = [_read_file(file, columns) for file in _find_files(name, argument)]
+        files = _find_files(name, argument)
+        parts = [Table(read, [(file, len(read))]) for file in files for read in [_read_file(file, columns)]]
     return _join(parts, f"`{argument}` ({name!r})")
 
 
-def _join(parts: list[Dataset], label: str) -> Dataset:
+def _join(parts: list[Table], label: str) -> Table:
     try:
-        rows = concatenate_datasets(parts)
+        rows = concatenate_datasets([part.rows for part in parts])
     except (ValueError, pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        kinds = "; ".join(sorted({str(dict(part.features)) for part in parts}))
+        kinds = "; ".join(sorted({str(dict(part.rows.features)) for part in parts}))
         raise ValueError(f"{label}: the files hold different types of columns ({kinds}): {error}") from None
     if not len(rows):
         raise ValueError(f"{label} has no rows")
-    return rows
+    return Table(rows, [source for part in parts for source in part.sources])
 
 
 def _find_files(name: str, argument: str) -> list[str]:
@@ -125,7 +138,31 @@ def _read_json(file: str, columns: Sequence[Column]) -> Dataset:
     names = list(dict.fromkeys(name for row in rows for name in row))
     for column in columns:
         require_column(column, names, repr(file))
-    return Dataset.from_dict({column.name: [row.get(column.name) for row in rows] for column in columns})
+    values = {column.name: [row.get(column.name) for row in rows] for column in columns}
+    try:
+        return Dataset.from_dict(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
+        for name, column_values in values.items():
+            _require_one_kind(column_values, f"{file!r}: column {name!r}")
+            for number, value in enumerate(column_values, start=1):
+                text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+                num_bytes(text, f"{file!r}, row {number}, column {name!r}")
+        raise ValueError(f"{file!r} holds what a table can't: {error}") from None
+
+
+_KINDS = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object"}
+
+
+def _require_one_kind(values: Sequence[Any], label: str) -> None:
+    kinds: dict[str, int] = {}
+    for number, value in enumerate(values, start=1):
+        outer, inner = ("a list with ", value) if isinstance(value, list) else ("", [value])
+        for part in inner:
+            if part is not None:
+                kinds.setdefault(outer + _KINDS[type(part)], number)
+    if len(kinds) > 1:
+        told = ", ".join(f"{kind} (row {number})" for kind, number in kinds.items())
+        raise ValueError(f"{label} must hold values of one kind, not {told}")
 
 
 def _parse(text: str, where: str, form: str) -> Any:
@@ -152,48 +189,33 @@ def require_column(column: Column, names: Sequence[str], label: str) -> None:
         raise ValueError(f"{label} has no column {column.name!r}; {argument} {listed(names)}")
 
 
-def load_splits(
-    data: Sequence[str],
-    validation: str,
-    columns: Sequence[Column],
-    *,
-    split: str,
-    validation_split: str,
-    seed: int,
-    stratum: Callable[[Dataset], Sequence[Hashable]] | None = None,
-) -> tuple[Dataset, Dataset]:
+def load_tables(
+    data: Sequence[str], validation: str | None, columns: Sequence[Column], *, split: str, validation_split: str
+) -> tuple[Table, Table | None]:
     """The rows to train on and those held out.
 
     Args:
         data: sources of the rows to train on.
-        validation: a share of these to hold out, or another source.
+        validation: source of those held out; None if there is none.
         columns: to read.
         split: of the Hub's data sets to train on.
         validation_split: of one that `validation` names.
-        seed: of the draw.
-        stratum: gives the group of each row; of each group the same share is held out.
 
     Raises:
-        ValueError: if there is no source, `validation` is neither share nor source, or too few rows for both.
+        ValueError: if there is no source, or one that won't do.
     """
     if not data:
         raise ValueError("`data` names no source: give a table (csv, tsv, jsonl, parquet) or a data set of the Hub")
-    share = held_out_share(validation)
     rows = _join([read_rows(name, columns, split) for name in data], f"`data` ({listed(data)})")
-    if share is None:
-        return rows, read_rows(validation, columns, validation_split, "validation")
-    held_out = draw(stratum(rows) if stratum else [0] * len(rows), share, seed)
-    kept = sorted(set(range(len(rows))) - set(held_out))
-    if not held_out or not kept:
-        raise ValueError(
-            f"`data` ({listed(data)}) has too few rows ({len(rows)}) to hold out a share of {share:g} "
-            "and train on others"
-        )
-    return rows.select(kept), rows.select(held_out)
+    return rows, None if validation is None else read_rows(validation, columns, validation_split, "validation")
 
 
 def draw(groups: Sequence[Hashable], share: float, seed: int) -> list[int]:
-    """Draws a share of each group, by place: at least one row in all, and never the whole of a group."""
+    """Draws a share of each group, by place: at least one row in all, and never the whole of a group.
+
+    Raises:
+        ValueError: if there is nothing to draw.
+    """
     places: dict[Hashable, list[int]] = defaultdict(list)
     for place, group in enumerate(groups):
         places[group].append(place)
@@ -203,6 +225,13 @@ def draw(groups: Sequence[Hashable], share: float, seed: int) -> list[int]:
     for members in places.values():
         rng.shuffle(members)
         spread += [((rank + 0.5) / len(members), place) for rank, place in enumerate(members[:-1])]
+    if not spread:
+        if len(groups) == 1:
+            raise ValueError(f"`data` has 1 usable row, too few to hold one out (`validation` is {share:g}) and train")
+        raise ValueError(
+            f"`data` has {len(groups)} usable rows, each with another label: none can be held out "
+            f"(`validation` is {share:g}) whose label is learnt from the others"
+        )
     number = max(1, round(share * len(groups)))
     return sorted(place for _, place in sorted(spread)[:number])
 
@@ -212,7 +241,10 @@ def draw(groups: Sequence[Hashable], share: float, seed: int) -> list[int]:
 
 def is_empty(value: Any) -> bool:
     """Whether a value is missing, or a text or list with nothing in it."""
-    return value is None or (isinstance(value, str) and not value.strip()) or (isinstance(value, list) and not value)
+    if isinstance(value, str):
+        return not value.strip()
+    # Missing numbers are NaN in the tables of pandas.
+    return value is None or value == [] or value != value
 
 
 def text_of(row: Row, column: str, where: str) -> str:
@@ -277,7 +309,7 @@ def label_name(value: Any, names: Sequence[str] | None, column: str, where: str)
     """The name of a row's label.
 
     Args:
-        value: a name, a whole number, or true or false.
+        value: a name, a whole number (also where missing ones made it a float), or true or false.
         names: of the numbers, if they are declared.
         column: that held it.
         where: the row is.
@@ -286,7 +318,9 @@ def label_name(value: Any, names: Sequence[str] | None, column: str, where: str)
         ValueError: if there is no label, or it can't name a class.
     """
     if is_empty(value):
-        raise ValueError(f"{where} has no label: column {column!r} is empty")
+        raise ValueError(f"{where} has no label: column {column!r} is empty there; leave out rows without one")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if names is not None and isinstance(value, int):
         if not 0 <= value < len(names):
             raise ValueError(f"{where}: the label {value} in column {column!r} is none of {listed(names)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
@@ -26,6 +27,11 @@ from .finetune_metrics import (
     marks_spans,
 )
 from .tables import Column
+
+logger = logging.getLogger("regard.training")
+
+# Numbers of this size are far from what a new layer gives.
+LARGE = 10.0
 
 
 class _SequenceTask(FinetuneTask):
@@ -54,14 +60,18 @@ class _SequenceTask(FinetuneTask):
 
     def encode(self, examples: Sequence[Row], part: str) -> Dataset:
         truncated: list[bool] = []
+        bare = 0
 
         def batch(rows: Sequence[Row]) -> dict[str, Any]:
+            nonlocal bare
             encoded, cut = self.tokenize(*zip(*(row["texts"] for row in rows), strict=True))
             truncated.extend(cut)
+            bare += sum(all(each.special_tokens_mask) for each in encoded.encodings)
             return {**encoded, "labels": [self.encode_label(row["label"]) for row in rows]}
 
         encoded = self.in_batches(examples, batch)
         self.count_truncated(truncated, part)
+        self.count("no_tokens", bare, len(examples), part, "have a text that the tokenizer sees nothing in")
         return encoded
 
 
@@ -73,8 +83,8 @@ class Classification(_SequenceTask):
     measured = ("accuracy", "f1", "matthews_correlation")
     problem_type = "single_label_classification"
 
-    def stratum(self, rows: Dataset) -> Sequence[Hashable]:
-        return list(map(str, rows[self.settings.label_column]))
+    def stratum(self, example: Row) -> Hashable:
+        return example["label"]
 
     def parse_label(self, value: Any, where: str, features: Any) -> str:
         column = self.settings.label_column
@@ -82,10 +92,24 @@ class Classification(_SequenceTask):
 
     def learn_labels(self, examples: Sequence[Row], features: Any) -> None:
         column = self.settings.label_column
-        self.names = self.learn_names((row["label"] for row in examples), declared_names(features[column]))
-        if len(self.names) < 2:
-            raise ValueError(f"column {column!r} has one label only ({self.names[0]!r}): there is nothing to learn")
+        used = [row["label"] for row in examples]
+        if len(set(used)) == 1:
+            raise ValueError(f"column {column!r} has one label only ({used[0]!r}): there is nothing to learn")
+        self.names = self.learn_names(used, declared_names(features[column]))
         require_known((row["label"] for row in self.held_out), self.names, column)
+        single = sum(count == 1 for count in self.told["labels"].values())
+        if 2 * single > len(self.names):
+            logger.warning(
+                "%s of %s labels are those of one row only, too few to learn them by. Is `label_column` (%r) the "
+                "right one? To predict numbers there is the task 'regression'.",
+                *(f"{single:,}", f"{len(self.names):,}", column),
+            )
+        unmeasured = len(set(self.names) - {row["label"] for row in self.held_out})
+        if unmeasured:
+            logger.warning(
+                "%s of %s labels are those of no held-out row, so nothing is measured of them.",
+                *(f"{unmeasured:,}", f"{len(self.names):,}"),
+            )
         self.ids = {name: number for number, name in enumerate(self.names)}
 
     def encode_label(self, label: Any) -> int:
@@ -98,6 +122,10 @@ class Classification(_SequenceTask):
         return measure(
             (Accuracy, MacroF1, Matthews), first(outcome.predictions).argmax(axis=-1), np.asarray(outcome.label_ids)
         )
+
+    def baselines(self) -> dict[str, float]:
+        usual = max(self.names, key=self.told["labels"].__getitem__)
+        return {"accuracy_baseline": float(np.mean([row["label"] == usual for row in self.held_out]))}
 
     def predictions(self, logits: Any) -> list[dict[str, Any]]:
         return [
@@ -132,18 +160,33 @@ class Regression(_SequenceTask):
         return number
 
     def learn_labels(self, examples: Sequence[Row], features: Any) -> None:
-        self.told["labels"] = {"mean": float(np.mean([row["label"] for row in examples]))}
+        column = self.settings.label_column
+        numbers = [row["label"] for row in examples]
+        mean, deviation = float(np.mean(numbers)), float(np.std(numbers))
+        if min(numbers) == max(numbers):
+            raise ValueError(f"column {column!r} holds one number only ({numbers[0]:g}): there is nothing to learn")
+        if abs(mean) > LARGE or deviation > LARGE:
+            logger.warning(
+                "The numbers in column %r have the mean %.4g and the standard deviation %.4g. A model begins near 0 "
+                "and is slow to learn what is far from it: better scale them to a mean near 0 and a deviation near 1.",
+                *(column, mean, deviation),
+            )
+        self.told["labels"] = {"mean": mean}
 
     def encode_label(self, label: Any) -> float:
         return float(label)
 
     def config_fields(self) -> dict[str, Any]:
-        return {"num_labels": 1, "problem_type": self.problem_type}
+        return named_labels([self.settings.label_column]) | {"problem_type": self.problem_type}
 
     def metrics(self, outcome: EvalPrediction) -> dict[str, float]:
         return measure(
             (SquaredError, Pearson, Spearman), first(outcome.predictions)[:, 0], np.asarray(outcome.label_ids)
         )
+
+    def baselines(self) -> dict[str, float]:
+        errors = np.array([row["label"] for row in self.held_out]) - self.told["labels"]["mean"]
+        return {"mse_baseline": float(np.mean(errors**2))}
 
     def predictions(self, logits: Any) -> list[dict[str, Any]]:
         return [{"prediction": float(number)} for number in first(logits)[:, 0]]
@@ -158,19 +201,32 @@ class MultiLabel(_SequenceTask):
     problem_type = "multi_label_classification"
 
     def parse(self, row: Row, where: str, features: Any) -> Row | None:
-        labels = list_of(row, self.settings.label_column, where)
-        return super().parse({**row, self.settings.label_column: labels}, where, features)
+        column = self.settings.label_column
+        parsed = super().parse({**row, column: list_of(row, column, where)}, where, features)
+        return parsed and {**parsed, "has_list": row[column] is not None}
 
     def parse_label(self, value: Any, where: str, features: Any) -> list[str]:
         column = self.settings.label_column
         names = declared_names(features[column])
         return [label_name(one, names, column, where) for one in value]
 
+    def labels_of(self, example: Row) -> set[str]:
+        return set(example["label"])
+
     def learn_labels(self, examples: Sequence[Row], features: Any) -> None:
         column = self.settings.label_column
+        for part, rows in (("data", examples), ("validation", self.held_out)):
+            missing = sum(not row["has_list"] for row in rows)
+            self.count("no_labels", missing, len(rows), part, "have no list of labels, which counts as an empty one")
         used = [label for row in examples for label in set(row["label"])]
         if not used:
             raise ValueError(f"column {column!r} has no labels: all its lists are empty")
+        lengths = {len(row["label"]) for row in examples}
+        if len(lengths) == 1 and set(used) <= {"0", "1", "False", "True"} and len(used) < sum(lengths) * len(examples):
+            raise ValueError(
+                f"column {column!r} must hold the labels that apply, by name or number, but it seems to hold "
+                f"0 or 1 for each of {lengths.pop()} labels"
+            )
         self.names = self.learn_names(used, declared_names(features[column]))
         require_known((label for row in self.held_out for label in row["label"]), self.names, column)
 
@@ -221,13 +277,22 @@ class Tokens(FinetuneTask):
                 raise ValueError(f"{where}: column {words_column!r} must hold words, not {repr(word)[:40]}")
         return {"words": words, "label": tags} if any(word.strip() for word in words) else None
 
+    def labels_of(self, example: Row) -> set[str]:
+        return set(example["label"])
+
     def learn_labels(self, examples: Sequence[Row], features: Any) -> None:
         column = self.settings.tags_column
         used = [tag for row in examples for tag in row["label"]]
+        if len(set(used)) == 1:
+            raise ValueError(f"column {column!r} has one tag only ({used[0]!r}): there is nothing to learn")
         self.names = self.learn_names(used, declared_names(features[column]))
         require_known((tag for row in self.held_out for tag in row["label"]), self.names, column)
         self.ids = {name: number for number, name in enumerate(self.names)}
         self.spans = marks_spans(self.names)
+        others = [name for name in self.names if name != "O" and not marks_spans([name])]
+        if others and len(others) + ("O" in self.names) < len(self.names):
+            shown = ", ".join(map(repr, others[:5]))
+            logger.warning("Spans are not measured: some tags begin with none of B-, I-, E- and S-: %s.", shown)
         if not self.spans:
             self.best_by, self.measured = "accuracy", ("accuracy",)
 
@@ -278,6 +343,10 @@ class Tokens(FinetuneTask):
         found = [[tag or "O" for tag in row] for row in self._tags(outcome.predictions)]
         kinds = (Spans, TagAccuracy) if self.spans else (TagAccuracy,)
         return measure(kinds, found, [row["label"] for row in self.held_out])
+
+    def baselines(self) -> dict[str, float]:
+        usual = max(self.names, key=self.told["labels"].__getitem__)
+        return {"accuracy_baseline": float(np.mean([tag == usual for row in self.held_out for tag in row["label"]]))}
 
     def predictions(self, logits: Any) -> list[dict[str, Any]]:
         return [{"prediction": tags} for tags in self._tags(logits)]
@@ -340,12 +409,13 @@ class MultipleChoice(FinetuneTask):
         return value
 
     def learn_labels(self, examples: Sequence[Row], features: Any) -> None:
-        numbers = sorted({len(row["choices"]) for row in [*examples, *self.held_out]})
-        if len(numbers) > 1:
-            raise ValueError(
-                f"the rows have {' or '.join(map(str, numbers))} choices in `choices_column`: "
-                "they must all have the same number"
-            )
+        usual = len(examples[0]["choices"])
+        for row in [*examples, *self.held_out]:
+            if len(row["choices"]) != usual:
+                raise ValueError(
+                    f"{row['where']}: {len(row['choices'])} choices in `choices_column`, but {usual} in "
+                    f"{examples[0]['where']}: all rows must have the same number"
+                )
 
     def encode(self, examples: Sequence[Row], part: str) -> Dataset:
         truncated: list[bool] = []
@@ -368,6 +438,9 @@ class MultipleChoice(FinetuneTask):
 
     def metrics(self, outcome: EvalPrediction) -> dict[str, float]:
         return measure((Accuracy,), first(outcome.predictions).argmax(axis=-1), np.asarray(outcome.label_ids))
+
+    def baselines(self) -> dict[str, float]:
+        return {"accuracy_baseline": 1 / len(self.held_out[0]["choices"])}
 
     def predictions(self, logits: Any) -> list[dict[str, Any]]:
         return [

@@ -320,6 +320,11 @@ def _read_csv(name: str, columns: Sequence[Column]) -> _Objects:
         line = 1
         try:
             header = reader.fieldnames or ()
+            for column in columns:
+                if header.count(column.name) > 1:
+                    raise ValueError(
+                        f"{name} has {header.count(column.name)} columns {column.name!r}: rename or remove one"
+                    )
             line = reader.line_num + 1
             for row in reader:
                 if None in row:

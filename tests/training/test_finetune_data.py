@@ -1,170 +1,14 @@
-"""What is fine-tuned on: tables of every kind, labels and their names, and what is wrong with them."""
+"""What rows hold for each task: labels and their names, and what is wrong with them."""
 
-import csv
-import json
 import logging
-from collections import Counter
+import re
 
 import datasets
 import pytest
 
 from regard.tokenization.wordpiece import train_wordpiece
 from regard.training.finetune import TASKS, FinetuneSettings
-from regard.training.finetune_data import draw, load_splits, read_rows, sort_names
-from regard.training.tables import Column
-
-TEXT, LABEL = Column("text", "text_column"), Column("label", "label_column")
-ROWS = [
-    {"text": "a red cat", "label": "x"},
-    {"text": "NA", "label": "007"},
-    {"text": "ünï, “quoted”\nline", "label": ""},
-]
-
-
-def write_table(path, rows):
-    if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    elif path.suffix == ".parquet":
-        datasets.Dataset.from_list(rows).to_parquet(path)
-    else:
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, rows[0], dialect="excel-tab" if path.suffix == ".tsv" else "excel")
-            writer.writeheader()
-            writer.writerows(rows)
-    return str(path)
-
-
-# Reading
-
-
-@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
-def test_each_kind_of_table_gives_the_same_texts(suffix, tmp_path):
-    """Labels that look like numbers or like nothing are none of them."""
-    file = write_table(tmp_path / f"rows.{suffix}", [{**row, "more": 1} for row in ROWS])
-    assert read_rows(file, [TEXT, LABEL], "train")[:] == {
-        name: [row[name] for row in ROWS] for name in ("text", "label")
-    }
-
-
-@pytest.mark.parametrize("as_list", [False, True])
-def test_json_by_the_line_or_as_a_list(as_list, tmp_path):
-    rows = [{"text": "2020-01-02", "label": 1}, {"label": 2.5, "text": "b", "more": [{}]}]
-    lines = [json.dumps(row) for row in rows]
-    (tmp_path / "rows.json").write_text(f"[{', '.join(lines)}]" if as_list else "\n".join(lines))
-    # A date stays a text.
-    assert read_rows(str(tmp_path / "rows.json"), [TEXT, LABEL], "train")[:] == {
-        "text": ["2020-01-02", "b"],
-        "label": [1, 2.5],
-    }
-
-
-def test_numbers_and_lists_keep_their_types(tmp_path):
-    file = write_table(tmp_path / "rows.jsonl", [{"text": "a", "label": [1, 2]}, {"text": "b", "label": []}])
-    assert read_rows(file, [LABEL], "train")["label"][:] == [[1, 2], []]
-
-
-def test_several_files_are_joined_in_order(tmp_path):
-    for number in range(3):
-        write_table(tmp_path / f"{number}.csv", [{"text": f"text {number}", "label": number}])
-    (tmp_path / "notes.txt").write_text("no table")
-    for name in (tmp_path, tmp_path / "*.csv"):
-        assert read_rows(str(name), [TEXT], "train")["text"][:] == ["text 0", "text 1", "text 2"]
-    both, held_out = load_splits(
-        [str(tmp_path / "2.csv"), str(tmp_path / "0.csv")],
-        str(tmp_path / "1.csv"),
-        [TEXT, LABEL],
-        split="train",
-        validation_split="validation",
-        seed=0,
-    )
-    assert (both["text"][:], held_out["text"][:]) == (["text 2", "text 0"], ["text 1"])
-
-
-def test_data_sets_of_the_hub_have_a_split_for_each_part(monkeypatch):
-    asked = []
-
-    def open_hub_data_set(name, split, argument):
-        asked.append((name, split, argument))
-        return datasets.Dataset.from_list([{"text": split, "label": 0, "more": 1}]), None
-
-    monkeypatch.setattr("regard.training.finetune_data.open_hub_data_set", open_hub_data_set)
-    rows, held_out = load_splits(["a/b"], "a/b:c", [TEXT, LABEL], split="train", validation_split="test", seed=0)
-    assert asked == [("a/b", "train", "data"), ("a/b:c", "test", "validation")]
-    assert (rows[:], held_out[:]) == ({"text": ["train"], "label": [0]}, {"text": ["test"], "label": [0]})
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("rows.csv", "text,kind\na,b\n", r"rows\.csv:2 has no column 'label'; `label_column` can be 'text', 'kind'"),
-        ("rows.jsonl", '{"text": "a"}\n', r"has no column 'label'; `label_column` can be 'text'$"),
-        (
-            "rows.jsonl",
-            '{"text": "a", "label": 1}\n{"text" "b"}\n',
-            r"rows\.jsonl:2 does not parse as JSON \(one object a line\)",
-        ),
-        ("rows.jsonl", "", r"rows\.jsonl' has no rows"),
-        ("rows.json", '[{"text": "a", "label": 1}, 7]', r"rows\.json': row 2 must be a JSON object, not 7"),
-        (
-            "rows.jsonl",
-            '{"text": "a", "label": 1}\n{"text": "b", "label": "x"}',
-            r"rows\.jsonl' does not read as jsonl",
-        ),
-        ("rows.csv", "text,label\n", r"rows\.csv' has no rows"),
-        ("rows.csv", "text,label\na,b,c\n", "has more fields than the header"),
-        ("rows.parquet", "nothing", r"rows\.parquet' does not read as parquet: "),
-        ("rows.txt", "text", r"`data` \('.*rows\.txt'\) must be a table: \.jsonl, \.json, \.csv"),
-    ],
-)
-def test_a_bad_table_is_told_in_one_line(name, content, message, tmp_path):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError, match=message) as error:
-        read_rows(str(tmp_path / name), [TEXT, LABEL], "train")
-    assert "\n" not in str(error.value)
-
-
-def test_what_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"`validation` \('nothing/\*\.csv'\) is no table, folder of tables, glob or"):
-        read_rows("nothing/*.csv", [TEXT], "train", "validation")
-    with pytest.raises(ValueError, match=r"^`data` names no source"):
-        load_splits([], "0.5", [TEXT], split="train", validation_split="validation", seed=0)
-
-
-def test_files_of_different_types_are_refused(tmp_path):
-    write_table(tmp_path / "0.jsonl", [{"text": "a", "label": [1]}])
-    write_table(tmp_path / "1.jsonl", [{"text": "a", "label": "x"}])
-    with pytest.raises(ValueError, match="the files hold different types of columns") as error:
-        read_rows(str(tmp_path), [TEXT, LABEL], "train")
-    assert "\n" not in str(error.value)
-
-
-# Holding out
-
-
-def test_each_class_gives_its_share():
-    groups = ["a"] * 70 + ["b"] * 20 + ["c"] * 10 + ["d"]
-    held_out = draw(groups, 0.2, seed=3)
-    assert Counter(groups[place] for place in held_out) == {"a": 14, "b": 4, "c": 2}
-    assert held_out == draw(groups, 0.2, seed=3) == sorted(set(held_out))
-    assert held_out != draw(groups, 0.2, seed=4)
-    # However large the share is, there is one of each to learn from.
-    assert set(range(len(groups))) - set(draw(groups, 0.99, seed=3)) >= {100}
-    assert len(draw(["a"] * 7, 0.01, seed=0)) == 1
-
-
-@pytest.mark.parametrize("share", ["0", "1", "1.5", "-0.1", "nan"])
-def test_a_share_is_between_0_and_1(share):
-    with pytest.raises(ValueError, match=r"^`validation` \(.*\) must be a share between 0 and 1, or a source"):
-        FinetuneSettings(validation=share)
-
-
-def test_too_few_rows_to_hold_any_out(tmp_path):
-    file = write_table(tmp_path / "rows.csv", [{"text": "a", "label": "x"}])
-    with pytest.raises(ValueError, match=r"has too few rows \(1\) to hold out a share of 0\.5"):
-        load_splits([file], "0.5", [TEXT, LABEL], split="train", validation_split="validation", seed=0)
-
-
-# Labels
+from regard.training.finetune_data import Table, sort_names
 
 
 def test_names_of_numbers_are_in_the_order_of_the_numbers():
@@ -177,14 +21,17 @@ def tokenizer_32():
     return train_wordpiece(["a red cat sat on the mat in rome anna 0 1 2 3"] * 2, vocab_size=99, model_max_length=32)
 
 
+def table(name, rows, features=None):
+    return Table(datasets.Dataset.from_list(rows, features), [(name, len(rows))])
+
+
 @pytest.fixture
 def prepare(tokenizer_32, caplog):
     """Prepares a task for rows, and gives it with what it encoded and what it warned of."""
 
     def run(name, rows, held_out=None, features=None, **settings):
-        task = TASKS[name](FinetuneSettings(**{"stride": 4, **settings}))
-        parts = [datasets.Dataset.from_list(part, features) for part in (rows, held_out or rows)]
-        parts = [part.select_columns([column.name for column in task.columns()]) for part in parts]
+        task = TASKS[name](FinetuneSettings(**{"stride": 4 if name == "question-answering" else None, **settings}))
+        parts = [table(name, part, features) for name, part in (("a.csv", rows), ("b.csv", held_out or rows))]
         with caplog.at_level(logging.WARNING, "regard.training"):
             encoded = task.prepare(tokenizer_32, 16, *parts)
         return task, encoded, caplog.messages
@@ -203,6 +50,8 @@ def texts(*labels):
         ([10, 9, 10], ["9", "10"]),
         (["10", "9", "9"], ["9", "10"]),
         ([True, False], ["False", "True"]),
+        # As pandas writes whole numbers of a column in which some are missing.
+        ([10.0, 9.0], ["9", "10"]),
     ],
 )
 def test_classes_are_named_by_the_training_rows(labels, names, prepare):
@@ -210,7 +59,8 @@ def test_classes_are_named_by_the_training_rows(labels, names, prepare):
     fields = task.config_fields()
     assert fields["id2label"] == dict(enumerate(names))
     assert fields["label2id"] == {name: number for number, name in enumerate(names)}
-    assert [names[label] for label in encoded["labels"]] == list(map(str, labels))
+    given = [str(int(label)) if isinstance(label, float) else str(label) for label in labels]
+    assert [names[label] for label in encoded["labels"]] == given
 
 
 def test_names_that_the_data_set_declares_keep_their_numbers(prepare):
@@ -236,14 +86,19 @@ def test_imbalance_is_told(prepare):
 @pytest.mark.parametrize(
     ("task", "rows", "message"),
     [
-        ("classification", texts("a", None), r"data, row 2 has no label: column 'label' is empty"),
+        ("classification", texts(1.0, float("nan")), r"^a\.csv, row 2 has no label: column 'label' is empty there"),
+        ("classification", texts("a", None), r"^a\.csv, row 2 has no label: column 'label' is empty"),
         ("classification", texts("a", "a"), r"column 'label' has one label only \('a'\)"),
         ("classification", texts(0.5, 1.5), r"must be text or a whole number, not float \(0\.5\); .*'regression'"),
         ("classification", [{"text": 7, "label": "a"}], r"row 1: column 'text' must hold text, not int \(7\)"),
+        ("regression", texts(2, 2.0), r"column 'label' holds one number only \(2\): there is nothing to learn"),
         ("regression", texts("high"), r"row 1: column 'label' must hold a number, not 'high'"),
         ("regression", texts(1.0, float("nan")), r"row 2: column 'label' must hold a number, not nan"),
         ("multi-label", texts([], []), r"column 'label' has no labels"),
+        ("multi-label", texts([0, 1, 1], [1, 0, 0]), r"it seems to hold 0 or 1 for each of 3 labels"),
+        ("multi-label", texts([True, False], [False, False]), r"it seems to hold 0 or 1 for each of 2 labels"),
         ("multi-label", texts(1), r"row 1: column 'label' must hold a list, not int"),
+        ("tokens", [{"tokens": ["a"], "tags": ["O"]}] * 2, r"column 'tags' has one tag only \('O'\)"),
         (
             "tokens",
             [{"tokens": ["a", "b"], "tags": ["O"]}],
@@ -258,12 +113,17 @@ def test_imbalance_is_told(prepare):
         (
             "multiple-choice",
             [{"text": "a", "choices": ["b", "c"], "label": 0}, {"text": "a", "choices": ["b", "c", "d"], "label": 0}],
-            r"the rows have 2 or 3 choices",
+            r"^a\.csv, row 2: 3 choices in `choices_column`, but 2 in a\.csv, row 1: all rows must have the same",
+        ),
+        (
+            "question-answering",
+            [{"question": "a", "context": "b", "answers": "{cat"}],
+            r"row 1: column 'answers' does not parse as JSON",
         ),
         (
             "question-answering",
             [{"question": "a", "context": "b", "answers": "cat"}],
-            r"row 1: column 'answers' does not parse as JSON",
+            r"row 1: column 'answers' must hold .* \(both \[\] where there is no answer\), not 'cat'",
         ),
         (
             "question-answering",
@@ -289,7 +149,7 @@ def test_bad_rows_are_refused_in_one_line(task, rows, message, prepare):
     [
         ("classification", texts("a", "b"), texts("a", "new")),
         ("multi-label", texts(["a"], ["b"]), texts(["a", "new"])),
-        ("tokens", [{"tokens": ["a"], "tags": ["O"]}], [{"tokens": ["a", "cat"], "tags": ["O", "new"]}]),
+        ("tokens", [{"tokens": ["a", "b"], "tags": ["O", "X"]}], [{"tokens": ["a", "cat"], "tags": ["O", "new"]}]),
     ],
 )
 def test_labels_unseen_in_training_are_refused(task, rows, held_out, prepare):
@@ -297,6 +157,65 @@ def test_labels_unseen_in_training_are_refused(task, rows, held_out, prepare):
         ValueError, match=r"^`validation` has labels in column '.*' that are unseen in training: 'new'"
     ):
         prepare(task, rows, held_out)
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "message"),
+    [
+        ("classification", {"stride": 3}, r"^`stride` \(3\) is no setting of the task 'classification', which has"),
+        ("classification", {"tags_column": "x"}, r"`tags_column` \('x'\) is no .* has label_column, text_column$"),
+        ("tokens", {"second_text_column": "x"}, r"is no setting of the task 'tokens', which has tags_column, tok"),
+        ("regression", {"label_column": "text"}, r"^`text_column` and `label_column` must name two .* both 'text'$"),
+        ("multiple-choice", {"choices_column": ["a", "b", "a"]}, r"must name two columns, not both 'a'$"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(task, settings, message):
+    with pytest.raises(ValueError, match=message):
+        TASKS[task](FinetuneSettings(**settings))
+
+
+@pytest.mark.parametrize("row", [3, 17, 39])
+@pytest.mark.parametrize("held_out", [False, True])
+def test_errors_name_the_row_of_the_file(row, held_out, tokenizer_32):
+    """Also where a share of the rows is drawn to be held out."""
+    rows = texts(*"ab" * 20)
+    task = TASKS["classification"](FinetuneSettings(validation="b.csv" if held_out else "0.5"))
+    broken = table("a.csv", [*rows[: row - 1], {"text": "a", "label": ""}, *rows[row:]])
+    given = (table("b.csv", rows), broken) if held_out else (broken, None)
+    with pytest.raises(ValueError, match=rf"^a\.csv, row {row} has no label"):
+        task.prepare(tokenizer_32, 16, *given)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_of_each_class_a_share_is_held_out(seed, tokenizer_32):
+    rows = [*texts(*["a"] * 20, *["b"] * 10), {"text": " ", "label": "b"}]
+    task = TASKS["classification"](FinetuneSettings(validation="0.2", seed=seed))
+    encoded, held_out = task.prepare(tokenizer_32, 16, table("a.csv", rows), None)
+    assert sorted(row["label"] for row in task.held_out) == ["a"] * 4 + ["b"] * 2
+    assert (len(encoded), len(held_out)) == (24, 6)
+    assert task.told["labels"] == {"a": 16, "b": 8}
+    assert task.told["warnings"] == {"data": {"empty": 1}}
+    # Each knows where it is from.
+    for example in task.held_out:
+        number = int(re.fullmatch(r"a\.csv, row (\d+)", example["where"])[1])
+        assert example["row"] == rows[number - 1]
+
+
+@pytest.mark.parametrize("task", ["multi-label", "tokens"])
+@pytest.mark.parametrize("seed", range(5))
+def test_there_is_a_row_to_learn_each_label_from(task, seed, tokenizer_32):
+    """A rare label of a row among several is never in what is held out of the rows alone."""
+    labels = [["b"], ["a", "c"], *[["a", "b"]] * 6, ["d", "e"]]
+    rows = [{"text": "a cat", "label": names, "tokens": ["a"] * len(names), "tags": names} for names in labels]
+    made = TASKS[task](FinetuneSettings(validation="0.6", seed=seed))
+    made.prepare(tokenizer_32, 16, table("a.csv", rows), None)
+    assert made.names == ["a", "b", "c", "d", "e"]
+    assert all(made.told["labels"].values())
+    assert 3 <= len(made.held_out) <= 5
+    with pytest.raises(
+        ValueError, match=r"2 usable rows: none can be held out .* all of whose labels are learnt from"
+    ):
+        TASKS[task](FinetuneSettings()).prepare(tokenizer_32, 16, table("a.csv", [rows[1], rows[-1]]), None)
 
 
 # Warnings
@@ -341,6 +260,9 @@ def test_lists_as_a_csv_file_holds_them(prepare):
     task, (encoded, _), _ = prepare("multi-label", texts("a|b", '["b", "c"]', ""))
     assert task.names == ["a", "b", "c"]
     assert encoded["labels"][:] == [[1, 1, 0], [0, 1, 1], [0, 0, 0]]
+    # Short lists of 0 and 1 are labels of these names.
+    assert prepare("multi-label", texts("0|1", "1", "0"))[0].names == ["0", "1"]
+    assert prepare("multi-label", texts([0], [1], [0]))[0].names == ["0", "1"]
     task, _, _ = prepare("tokens", [{"tokens": "anna sat", "tags": "B-P O"}])
     assert task.held_out[0]["words"] == ["anna", "sat"]
     answers = '{"text": ["cat"], "answer_start": [2]}'
@@ -392,3 +314,67 @@ def test_an_answer_longer_than_a_window_and_a_long_question_are_counted(prepare)
     first, second = ([span for span in window.spans if span] for window in task.windows[:2])
     assert first[-5:] == second[:5]
     assert first[-6] not in second
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "warning"),
+    [
+        ("regression", texts(5, -6.5, 7), None),
+        ("regression", texts(2000.5, 2001.5), "column 'label' have the mean 2001 and the standard deviation 0.5."),
+        ("regression", texts(-50, 50), "the mean 0 and the standard deviation 50"),
+        ("multi-label", texts(["a"], []), None),
+        (
+            "multi-label",
+            texts(["a"], None),
+            "have no list of labels, which counts as an empty one.",
+        ),
+        ("classification", texts("a", "b", "b", "a", "c"), None),
+        (
+            "classification",
+            texts("a", "b", "c", "c"),
+            "2 of 3 labels are those of one row only, too few to learn them",
+        ),
+        (
+            "classification",
+            [*texts("a", "b"), {"text": "\u200b", "label": "b"}],
+            "have a text that the tokenizer sees nothing in.",
+        ),
+        ("tokens", [{"tokens": ["a", "b"], "tags": ["B-P", "O"]}], None),
+        ("tokens", [{"tokens": ["a", "b"], "tags": ["NOUN", "O"]}], None),
+        ("tokens", [{"tokens": ["a", "b"], "tags": ["I-P", "P"]}], "begin with none of B-, I-, E- and S-: 'P'."),
+    ],
+)
+def test_what_will_not_be_learnt_well_is_told(task, rows, warning, prepare):
+    _, _, messages = prepare(task, rows)
+    assert all(warning is not None and warning in message for message in messages)
+    assert bool(messages) == (warning is not None)
+
+
+def test_classes_that_are_not_measured_are_told(prepare):
+    _, _, messages = prepare("classification", texts("a", "b", "b", "a"), texts("b", "b"))
+    assert messages == ["1 of 2 labels are those of no held-out row, so nothing is measured of them."]
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "held_out", "expected"),
+    [
+        ("classification", texts("a", "b", "b"), texts("b", "a", "a"), {"accuracy_baseline": 1 / 3}),
+        ("regression", texts(1, 3), texts(3, 6), {"mse_baseline": 8.5}),
+        (
+            "tokens",
+            [{"tokens": ["a", "b", "c"], "tags": ["O", "O", "B-P"]}],
+            [{"tokens": ["a", "b", "c", "d"], "tags": ["O", "B-P", "O", "O"]}],
+            {"accuracy_baseline": 0.75},
+        ),
+        (
+            "multiple-choice",
+            [{"text": "a", "choices": ["b", "c", "d", "e"], "label": 0}] * 2,
+            None,
+            {"accuracy_baseline": 0.25},
+        ),
+        ("multi-label", texts(["a"], []), None, {}),
+    ],
+)
+def test_what_a_guess_without_the_text_comes_to(task, rows, held_out, expected, prepare):
+    found, _, _ = prepare(task, rows, held_out)
+    assert found.baselines() == pytest.approx(expected)
