@@ -20,6 +20,10 @@ from torch import Tensor, nn
 from transformers import Cache, EncoderDecoderCache, PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .layers import Linear
+from .layers import dropout as drop_out
+from .packing import Bounds, attend_packed
+
 
 def normalize(scores: Tensor, mask: Tensor | None = None) -> Tensor:
     """Turns scores into weights that sum to one over the keys that may be seen.
@@ -99,7 +103,7 @@ class BilinearAlignment(Alignment):
 
     def __init__(self, query_size: int, key_size: int) -> None:
         super().__init__()
-        self.key = nn.Linear(key_size, query_size, bias=False)
+        self.key = Linear(key_size, query_size, bias=False)
 
     def project_keys(self, keys: Tensor) -> Tensor:
         """See `Alignment.project_keys`."""
@@ -116,9 +120,9 @@ class AdditiveAlignment(Alignment):
     def __init__(self, query_size: int, key_size: int, alignment_size: int | None = None) -> None:
         super().__init__()
         alignment_size = alignment_size or query_size
-        self.query = nn.Linear(query_size, alignment_size)
-        self.key = nn.Linear(key_size, alignment_size, bias=False)
-        self.score = nn.Linear(alignment_size, 1, bias=False)
+        self.query = Linear(query_size, alignment_size)
+        self.key = Linear(key_size, alignment_size, bias=False)
+        self.score = Linear(alignment_size, 1, bias=False)
 
     def project_keys(self, keys: Tensor) -> Tensor:
         """See `Alignment.project_keys`."""
@@ -190,7 +194,7 @@ def eager_attention_forward(
         # As the other kernels read it: no mask means the causal one where the module, or the caller, says so.
         attention_mask = torch.ones(length, key.shape[2], dtype=torch.bool, device=query.device).tril()
     weights = normalize(dot_scores(query, key, scaling), attention_mask)
-    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    weights = drop_out(weights, dropout, module.training)
     return combine(weights, value).transpose(1, 2).contiguous(), weights
 
 
@@ -228,11 +232,11 @@ class MultiHeadAttention(nn.Module):
         self.scaling = self.head_dim**-0.5
         self.dropout = config.attention_probs_dropout_prob
         if is_cross_attention:
-            self.query = nn.Linear(width, width)
-            self.key_value = nn.Linear(width, 2 * width)
+            self.query = Linear(width, width)
+            self.key_value = Linear(width, 2 * width)
         else:
-            self.query_key_value = nn.Linear(width, 3 * width)
-        self.output = nn.Linear(width, width)
+            self.query_key_value = Linear(width, 3 * width)
+        self.output = Linear(width, width)
 
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.view(*projected.shape[:-1], -1, self.head_dim).transpose(1, 2)  # (B, H, length, D)
@@ -266,6 +270,8 @@ class MultiHeadAttention(nn.Module):
         attention_mask: Tensor | None = None,
         memory: Tensor | None = None,
         cache: Cache | None = None,
+        bounds: Bounds | None = None,
+        queries: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Attends from `hidden_states` to themselves, or to `memory` in cross-attention.
@@ -275,26 +281,28 @@ class MultiHeadAttention(nn.Module):
             attention_mask: as `transformers.masking_utils` makes it for the kernel in use; None: nothing is hidden.
             memory: (B, K, E), what cross-attention reads.
             cache: keys and values of earlier steps; this step's are added.
+            bounds: of the sequences of a packed batch, none of which sees another.
+            queries: positions that alone attend, (Q,); None: all do.
+            **kwargs: what the attention function takes.
 
         Returns:
-            The output (B, Q, E), and the weights (B, H, Q, K) if the kernel is eager, else None.
+            The output (B, Q, E), and the weights (B, H, Q, K) if the kernel is eager and the batch is not packed.
         """
         if self.is_cross_attention:
             query, key, value = self._cross_attended(hidden_states, memory, cache)
         else:
             query, key, value = self._self_attended(hidden_states, cache)
-        attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention_forward
-        )
-        context, weights = attention(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
-            scaling=self.scaling,
-            dropout=self.dropout if self.training else 0.0,
-            **kwargs,
-        )
-        merged = context.reshape(*hidden_states.shape[:-1], -1).contiguous()  # (B, Q, E)
-        return self.output(merged), weights
+        if queries is not None:
+            query = query.index_select(2, queries)
+        dropout = self.dropout if self.training else 0.0
+        kernel = self.config._attn_implementation
+        if kernel == "sdpa" and dropout and query.device.type == "cpu":
+            # PyTorch has no kernel that drops weights there, and takes the same steps, less quickly.
+            kernel = "eager"
+        attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(kernel, eager_attention_forward)
+        kwargs |= {"scaling": self.scaling, "dropout": dropout}
+        if bounds is None:
+            context, weights = attention(self, query, key, value, attention_mask, **kwargs)
+        else:
+            context, weights = attend_packed(attention, self, query, key, value, bounds, **kwargs)
+        return self.output(context.flatten(2)), weights  # (B, Q, E)

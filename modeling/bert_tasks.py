@@ -17,6 +17,7 @@ from transformers.utils.generic import can_return_tuple
 from ..configuration.bert import RegardBertConfig
 from .base import cross_entropy, mean_loss, one_of
 from .bert import RegardBertModel, RegardBertPreTrainedModel
+from .layers import Dropout, Linear
 
 
 class _Classifier(RegardBertPreTrainedModel):
@@ -26,8 +27,8 @@ class _Classifier(RegardBertPreTrainedModel):
         super().__init__(config)
         dropout = config.classifier_dropout
         self.bert = RegardBertModel(config, add_pooling_layer)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob if dropout is None else dropout)
-        self.classifier = nn.Linear(config.hidden_size, num_outputs or 2)
+        self.dropout = Dropout(config.hidden_dropout_prob if dropout is None else dropout)
+        self.classifier = Linear(config.hidden_size, num_outputs or 2)
         self.post_init()
 
 
@@ -153,7 +154,7 @@ class RegardBertForQuestionAnswering(RegardBertPreTrainedModel):
     def __init__(self, config: RegardBertConfig) -> None:
         super().__init__(config)
         self.bert = RegardBertModel(config, add_pooling_layer=False)
-        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.qa_outputs = Linear(config.hidden_size, 2)
         self.post_init()
 
     @can_return_tuple

@@ -15,6 +15,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import apply_chunking_to_forward
 
 from .attention import MultiHeadAttention
+from .layers import Dropout, Linear, activated_linear
+from .packing import Bounds, Chosen
 
 
 class FeedForward(nn.Module):
@@ -22,16 +24,19 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.up = Linear(config.hidden_size, config.intermediate_size)
         self.activation = ACT2FN[config.hidden_act]
-        self.down = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.down = Linear(config.intermediate_size, config.hidden_size)
         self.chunk_size = config.chunk_size_feed_forward
 
     def _transform(self, hidden_states: Tensor) -> Tensor:
-        return self.down(self.activation(self.up(hidden_states)))  # (B, L, E)
+        return activated_linear(self.activation, self.up(hidden_states), self.down)  # (B, L, E)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Transforms each position, `chunk_size_feed_forward` of them at a time if that is not 0."""
+        if not self.chunk_size:
+            # What is called below looks at a signature first, which takes longer than a step of generation's layer.
+            return self._transform(hidden_states)
         return apply_chunking_to_forward(self._transform, self.chunk_size, 1, hidden_states)
 
 
@@ -46,7 +51,7 @@ class ResidualSlot(nn.Module):
 
     def __init__(self, before: nn.Module, after: nn.Module, dropout: float) -> None:
         super().__init__()
-        self.before, self.after, self.dropout = before, after, nn.Dropout(dropout)
+        self.before, self.after, self.dropout = before, after, Dropout(dropout)
 
     def add(self, residual: Tensor, output: Tensor) -> Tensor:
         """Joins a sub-layer's output with what went around it, both (B, L, E)."""
@@ -107,14 +112,30 @@ class TransformerBlock(GradientCheckpointingLayer):
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
         cache: Cache | None = None,
+        bounds: Bounds | None = None,
+        positions: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
         """Maps hidden states (B, L, E), with a memory (B, M, E) where there is one, to hidden states (B, L, E).
 
         The masks are as `transformers.masking_utils` makes them for the kernel in use.
+
+        Args:
+            hidden_states: see above.
+            attention_mask: of the self-attention.
+            memory: see above.
+            memory_mask: of the cross-attention.
+            cache: see `MultiHeadAttention.forward`.
+            bounds: see there.
+            positions: places (P,) whose hidden states alone are computed, (B, P, E); None: all.
+            **kwargs: see there.
         """
         slot = self.self_attention_slot
-        attended, _ = self.self_attention(slot.before(hidden_states), attention_mask, cache=cache, **kwargs)
+        attended, _ = self.self_attention(
+            slot.before(hidden_states), attention_mask, cache=cache, bounds=bounds, queries=positions, **kwargs
+        )
+        if positions is not None:
+            hidden_states = hidden_states.index_select(1, positions)
         hidden_states = slot.add(hidden_states, attended)
         if self.cross_attention is not None:
             slot = self.cross_attention_slot
@@ -162,10 +183,17 @@ class TransformerStack(nn.Module):
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
         memory: Tensor | None = None,
+        bounds: Bounds | None = None,
+        chosen: Chosen | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Runs the blocks; the arguments are those of `TransformerBlock.forward`."""
+        """Runs the blocks; the arguments are those of `TransformerBlock.forward`.
+
+        With `chosen`, the last block computes these positions of a packed batch alone: the others are read by no one.
+        """
         for block in self.blocks:
+            if chosen is not None and block is self.blocks[-1]:
+                kwargs["positions"], bounds = chosen
             # What takes gradients goes by position: re-entrant gradient checkpointing sees only that.
-            hidden_states = block(hidden_states, attention_mask, memory, **kwargs)
+            hidden_states = block(hidden_states, attention_mask, memory, bounds=bounds, **kwargs)
         return self.norm(hidden_states)

@@ -21,6 +21,7 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from ..configuration.captioner import RegardCaptionerConfig
 from .base import RegardPreTrainedModel, cross_entropy, mean_loss, shift_right
 from .compat import CACHE, named_cache, takes_cache
+from .layers import Linear
 from .recurrent import RecurrentCache, RegardRecurrentDecoder
 from .transformer import RegardTransformerDecoder
 
@@ -57,7 +58,7 @@ class RegardCaptionerEncoder(RegardCaptionerPreTrainedModel):
         self.backbone = _make_backbone(config)
         channels = self.backbone.channels[-1]
         same = channels == config.hidden_size
-        self.projection: nn.Module = nn.Identity() if same else nn.Linear(channels, config.hidden_size)
+        self.projection: nn.Module = nn.Identity() if same else Linear(channels, config.hidden_size)
         self.post_init()
         self.train()
 
@@ -152,7 +153,7 @@ class RegardCaptionerForConditionalGeneration(RegardCaptionerPreTrainedModel, Ge
         self._tied_weights_keys = {"lm_head.weight": f"{tokens}.weight"}
         self._is_stateful = self.decoder._is_stateful
         self._can_compile_fullgraph = self.decoder._can_compile_fullgraph
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:

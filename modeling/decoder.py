@@ -20,6 +20,7 @@ from .base import RegardPreTrainedModel, causal_lm_loss, check_ids, check_length
 from .block import TransformerBlock, TransformerStack
 from .compat import CACHE, named_cache, takes_cache
 from .embeddings import TextEmbeddings
+from .layers import Linear
 from .positions import position_ids_for
 
 
@@ -119,7 +120,7 @@ class RegardDecoderForCausalLM(RegardDecoderPreTrainedModel, GenerationMixin):
     def __init__(self, config: RegardDecoderConfig) -> None:
         super().__init__(config)
         self.decoder = RegardDecoderModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     @can_return_tuple

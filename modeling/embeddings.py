@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
+from .layers import Dropout
 from .positions import make_positions
 
 
@@ -21,7 +22,7 @@ class TextEmbeddings(nn.Module):
             config.position_embedding_type, config.max_position_embeddings, config.hidden_size
         )
         self.scale = scale
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, inputs_embeds: Tensor, position_ids: Tensor) -> Tensor:
         """Token embeddings (B, L, E) and position ids (B or 1, L) give the first block's input (B, L, E)."""

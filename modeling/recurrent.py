@@ -22,6 +22,7 @@ from ..configuration.recurrent import RegardRecurrentConfig
 from .attention import attend, make_alignment
 from .base import RegardPreTrainedModel, check_ids, check_source, one_of
 from .compat import CACHE, named_cache, takes_cache
+from .layers import Dropout, Linear
 from .seq2seq import ConditionalGeneration, EncoderDecoderModel
 
 
@@ -133,7 +134,7 @@ class RegardRecurrentEncoder(RegardRecurrentPreTrainedModel):
     def __init__(self, config: RegardRecurrentConfig) -> None:
         super().__init__(config)
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
         sizes = [config.hidden_size] + [2 * (config.encoder_hidden_size or 0)] * (config.num_hidden_layers - 1)
         self.layers = nn.ModuleList(RecurrentEncoderLayer(config, size) for size in sizes)
         self.post_init()
@@ -200,7 +201,7 @@ class RecurrentDecoderStep(GradientCheckpointingLayer):
         self.alignment = None if fixed else make_alignment(config.alignment, width, context_size)
         sizes = [width + context_size] + [width] * (config.num_hidden_layers - 1)
         self.cells = nn.ModuleList(kind(size, width) for size in sizes)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
         self.is_lstm = config.rnn_type == "lstm"
 
     def begin(self, hidden: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -251,10 +252,10 @@ class RegardRecurrentDecoder(RegardRecurrentPreTrainedModel):
         context_size = context_size or 2 * (config.encoder_hidden_size or 0)
         self.summarize = summarize
         self.tokens = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.first_state = nn.Linear(context_size, config.num_hidden_layers * width)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.first_state = Linear(context_size, config.num_hidden_layers * width)
         self.step = RecurrentDecoderStep(config, context_size)
-        self.readout = nn.Linear(2 * width + context_size, width)
+        self.readout = Linear(2 * width + context_size, width)
         self.post_init()
 
     def _begin(self, memory: Tensor, mask: Tensor | None, cache: RecurrentCache) -> None:
@@ -336,7 +337,7 @@ class RegardRecurrentForConditionalGeneration(ConditionalGeneration, RegardRecur
     def __init__(self, config: RegardRecurrentConfig) -> None:
         super().__init__(config)
         self.model = RegardRecurrentModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     def _prepare_cache_for_generation(  # type: ignore[override]

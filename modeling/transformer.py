@@ -31,6 +31,7 @@ from .base import (
 from .block import TransformerBlock, TransformerStack
 from .compat import named_cache, takes_cache
 from .embeddings import TextEmbeddings
+from .layers import Linear
 from .positions import position_ids_for
 from .seq2seq import ConditionalGeneration, EncoderDecoderModel
 
@@ -185,5 +186,5 @@ class RegardTransformerForConditionalGeneration(
     def __init__(self, config: RegardTransformerConfig) -> None:
         super().__init__(config)
         self.model = RegardTransformerModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()

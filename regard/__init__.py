@@ -21,11 +21,11 @@ from .configuration.captioner import RegardCaptionerConfig
 from .configuration.decoder import RegardDecoderConfig
 from .configuration.recurrent import RegardRecurrentConfig
 from .configuration.transformer import RegardTransformerConfig
-from .modeling.bert import (
+from .modeling.bert import RegardBertModel
+from .modeling.bert_pretraining import (
     RegardBertForMaskedLM,
     RegardBertForNextSentencePrediction,
     RegardBertForPreTraining,
-    RegardBertModel,
 )
 from .modeling.bert_tasks import (
     RegardBertForMultipleChoice,
@@ -45,6 +45,7 @@ register_families()
 # What training needs is imported when it is first asked for: loading a model does not need it.
 _TRAINING = ("train_model", "train_bert", "train_captioner", "train_decoder", "train_recurrent", "train_transformer")
 _LAZY = {
+    "encode_texts": ".encoding",
     "evaluate_model": ".training.evaluation",
     "fill_masks": ".fill",
     "finetune": ".finetuning",
@@ -74,6 +75,7 @@ __all__ = [
     "RegardTransformerConfig",
     "RegardTransformerForConditionalGeneration",
     "RegardTransformerModel",
+    "encode_texts",
     "evaluate_model",
     "fill_masks",
     "finetune",

@@ -9,16 +9,16 @@ from .configuration.captioner import RegardCaptionerConfig
 from .configuration.decoder import RegardDecoderConfig
 from .configuration.recurrent import RegardRecurrentConfig
 from .configuration.transformer import RegardTransformerConfig
-from .modeling import bert, bert_tasks, captioner, decoder, recurrent, transformer
+from .modeling import bert, bert_pretraining, bert_tasks, captioner, decoder, recurrent, transformer
 from .tokenization.processor import RegardCaptionerProcessor
 
 # Each family's classes by Auto class, and the stock tokenizer classes that `AutoTokenizer` takes for a family.
 FAMILIES: dict = {
     RegardBertConfig: {
         "AutoModel": bert.RegardBertModel,
-        "AutoModelForPreTraining": bert.RegardBertForPreTraining,
-        "AutoModelForMaskedLM": bert.RegardBertForMaskedLM,
-        "AutoModelForNextSentencePrediction": bert.RegardBertForNextSentencePrediction,
+        "AutoModelForPreTraining": bert_pretraining.RegardBertForPreTraining,
+        "AutoModelForMaskedLM": bert_pretraining.RegardBertForMaskedLM,
+        "AutoModelForNextSentencePrediction": bert_pretraining.RegardBertForNextSentencePrediction,
         "AutoModelForSequenceClassification": bert_tasks.RegardBertForSequenceClassification,
         "AutoModelForTokenClassification": bert_tasks.RegardBertForTokenClassification,
         "AutoModelForQuestionAnswering": bert_tasks.RegardBertForQuestionAnswering,
