@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from ..configuration.bert import RegardBertConfig
-from ..modeling.bert import RegardBertForMaskedLM, RegardBertForPreTraining
+from ..modeling.bert_pretraining import RegardBertForMaskedLM, RegardBertForPreTraining
 from ..tokenization.wordpiece import check_vocabulary, train_wordpiece
 from .bert_data import BertCollator, BertExamples, Epoch
 from .corpus import FlatColumn, count_tokens, log_frequencies, tokenize_documents
 from .family import Family
-from .masking import IGNORED, Masking
+from .masking import Masking
 from .sentences import split_sentences
 from .settings import option
 from .sizes import SizedSettings
@@ -80,7 +80,7 @@ class BertTask:
     def __init__(self, train: BertExamples, held_out: BertExamples, token_counts: np.ndarray) -> None:
         self._train, self._held_out = train, held_out
         self.next_sentence = train.next_sentence
-        self.collate = BertCollator(train.tokenizer.pad_token_id, train.next_sentence)
+        self.collate = BertCollator(train.next_sentence)
         ordinary = np.where(train.masking.special, 0, token_counts)
         self._most_frequent = int(ordinary.argmax())
         self._unigram = log_frequencies(ordinary)
@@ -99,20 +99,20 @@ class BertTask:
 
     def tokens(self, batch: dict[str, Tensor]) -> int:
         """See `loop.Task`."""
-        return int(batch["attention_mask"].sum())
+        return batch["input_ids"].numel()
 
     def counts(self, batch: dict[str, Tensor]) -> dict[str, int]:
         """See `loop.Task`."""
-        counts = {"num_items_in_batch": int((batch["labels"] != IGNORED).sum())}
-        return counts | ({"num_sequences_in_batch": len(batch["labels"])} if self.next_sentence else {})
+        counts = {"num_items_in_batch": len(batch["predicted_positions"])}
+        return counts | ({"num_sequences_in_batch": len(batch["next_sentence_label"])} if self.next_sentence else {})
 
     def forward(self, model: nn.Module, batch: dict[str, Tensor], **counts: Tensor) -> Any:
         """See `loop.Task`."""
-        return model(**batch, **counts, predicted_only=True)
+        return model(**batch, **counts)
 
     def sums(self, output: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """See `loop.Task`."""
-        labels = batch["labels"][batch["labels"] != IGNORED]
+        labels = batch["labels"][0].index_select(0, batch["predicted_positions"])
         logits = output.prediction_logits if self.next_sentence else output.logits
         losses = nn.functional.cross_entropy(logits.float(), labels, reduction="sum")
         sums = {
@@ -251,7 +251,7 @@ class BertFamily(Family[BertSettings]):
 
         def examples(part: Dataset) -> BertExamples:
             return BertExamples(
-                tokenize_documents(part, processor, language=settings.language),
+                tokenize_documents(part, processor, language=settings.language, word_starts=settings.whole_words),
                 processor,
                 masking,
                 max_length=settings.max_length,

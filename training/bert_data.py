@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
 from datasets import Dataset
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ..modeling.packing import bounds_of
 from .corpus import FlatColumn
 from .masking import IGNORED, Masking
 from .pairs import SentenceIndex, plan_pairs, plan_segments, truncated
@@ -31,7 +31,7 @@ class BertExamples:
     """Makes the examples of each epoch from a tokenised corpus.
 
     Args:
-        corpus: what `tokenize_documents` gave.
+        corpus: what `tokenize_documents` gave, with word starts if whole words are masked.
         tokenizer: gives the special tokens.
         masking: chooses and hides what is to be predicted.
         max_length: the longest example, special tokens included.
@@ -87,7 +87,8 @@ class Epoch(torch.utils.data.Dataset):
     def __init__(self, examples: BertExamples, number: int, rows: np.ndarray) -> None:
         self.examples, self.number, self.rows = examples, number, rows
         self._ids = FlatColumn(examples.corpus, "ids")
-        self._starts_word = FlatColumn(examples.corpus, "starts_word")
+        words = examples.masking.whole_words
+        self._starts_word = FlatColumn(examples.corpus, "starts_word") if words else None
         tokenizer = examples.tokenizer
         self._cls, self._sep = tokenizer.cls_token_id, tokenizer.sep_token_id
 
@@ -116,11 +117,12 @@ class Epoch(torch.utils.data.Dataset):
         if examples.next_sentence:
             segments.append(_cut(second_start, second_stop, lengths[1], rng))
 
-        ids, starts, types = [np.array([self._cls])], [np.array([True])], [np.zeros(1, dtype=np.int64)]
+        ids, types, starts = [np.array([self._cls])], [np.zeros(1, dtype=np.int64)], [np.array([True])]
         for number, (start, stop) in enumerate(segments):
             ids += [self._ids[start:stop], np.array([self._sep])]
-            starts += [self._starts_word[start:stop], np.array([True])]
             types.append(np.full(stop - start + 1, number))
+            if self._starts_word is not None:
+                starts += [self._starts_word[start:stop], np.array([True])]
         shown, labels = examples.masking(np.concatenate(ids), np.concatenate(starts), rng)
         return Example(
             input_ids=shown, token_type_ids=np.concatenate(types), labels=labels, next_sentence_label=is_random
@@ -136,31 +138,32 @@ def _cut(start: int, stop: int, length: int, rng: np.random.Generator) -> tuple[
 
 @dataclass(frozen=True)
 class BertCollator:
-    """Pads examples to the longest among them and stacks them.
+    """Packs examples into one row, one after another, without padding.
 
     Args:
-        pad_id: id of the padding token.
         next_sentence: whether the batch holds `next_sentence_label`.
     """
 
-    pad_id: int
     next_sentence: bool = True
 
-    def __call__(self, examples: list[Example]) -> dict[str, Tensor]:
-        """Makes a batch of `input_ids`, `token_type_ids`, `attention_mask` and `labels`, each (batch, length)."""
-        lengths = [len(example["input_ids"]) for example in examples]
-        shape = (len(examples), max(lengths))
-        batch = {
-            "input_ids": np.full(shape, self.pad_id, dtype=np.int64),
-            "token_type_ids": np.zeros(shape, dtype=np.int64),
-            "attention_mask": np.zeros(shape, dtype=np.int64),
-            "labels": np.full(shape, IGNORED, dtype=np.int64),
+    def __call__(self, examples: list[Example]) -> dict[str, Any]:
+        """Makes a batch.
+
+        Returns:
+            `input_ids`, `token_type_ids` and `labels`, each (1, tokens of all); `predicted_positions`, the places that
+            have a label; where each example begins and ends, as transformers' `DataCollatorWithFlattening` tells it;
+            and `next_sentence_label`, one for each.
+        """
+        columns = {
+            "input_ids": [example["input_ids"] for example in examples],
+            "token_type_ids": [example["token_type_ids"] for example in examples],
+            "labels": [example["labels"] for example in examples],
         }
-        for row, (example, length) in enumerate(zip(examples, lengths, strict=True)):
-            batch["input_ids"][row, :length] = example["input_ids"]
-            batch["token_type_ids"][row, :length] = example["token_type_ids"]
-            batch["attention_mask"][row, :length] = 1
-            batch["labels"][row, :length] = example["labels"]
+        batch: dict[str, Any] = {
+            name: torch.from_numpy(np.concatenate(column)).unsqueeze(0) for name, column in columns.items()
+        }
+        batch["predicted_positions"] = (batch["labels"][0] != IGNORED).nonzero().squeeze(1)
+        batch |= bounds_of(torch.tensor([len(example["input_ids"]) for example in examples]))._asdict()
         if self.next_sentence:
-            batch["next_sentence_label"] = np.array([example["next_sentence_label"] for example in examples])
-        return {name: torch.from_numpy(values) for name, values in batch.items()}
+            batch["next_sentence_label"] = torch.tensor([example["next_sentence_label"] for example in examples])
+        return batch

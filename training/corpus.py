@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from datasets import Dataset, Features, Sequence, Value
 from datasets.fingerprint import Hasher
@@ -16,15 +18,10 @@ from transformers import PreTrainedTokenizerFast
 from .sentences import split_sentences
 
 # Part of the cache key: raise it whenever the same documents would give other rows than before.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
-_FEATURES = Features(
-    {
-        "ids": Sequence(Value("int32")),
-        "starts_word": Sequence(Value("bool")),
-        "sentence_lengths": Sequence(Value("int32")),
-    }
-)
+_FEATURES = {"ids": Sequence(Value("int32")), "sentence_lengths": Sequence(Value("int32"))}
+_WORD_FEATURES = {"starts_word": Sequence(Value("bool"))}
 
 
 def plain_backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
@@ -37,45 +34,76 @@ def plain_backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
 
 
 def tokenize_documents(
-    documents: Dataset, tokenizer: PreTrainedTokenizerFast, *, language: str = "en", num_proc: int | None = None
+    documents: Dataset,
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    language: str = "en",
+    word_starts: bool = False,
+    num_proc: int | None = None,
 ) -> Dataset:
     """Splits documents into sentences and these into word pieces.
 
-    The result is cached by the documents, the tokenizer and the language, and memory-mapped.
+    The result is cached by the documents, the tokenizer and the options, and memory-mapped.
 
     Args:
         documents: rows with a `text`, as `load_documents` gives them.
         tokenizer: gives the ids. A special token's name in a text, such as "[SEP]", is read as text.
         language: ISO 639 code, for the sentence splitting.
+        word_starts: whether to tell which ids begin a word, for which the tokenizer takes longer.
         num_proc: processes to use; None: one.
 
     Returns:
-        One row per document: `ids` without special tokens, `starts_word` for each id, and `sentence_lengths` in ids.
+        One row per document: `ids` without special tokens, `sentence_lengths` in ids and, if asked for, `starts_word`
+        for each id.
     """
     backend = plain_backend(tokenizer)
+    features = Features(_FEATURES | (_WORD_FEATURES if word_starts else {}))
+    encode = backend.encode_batch if word_starts else backend.encode_batch_fast
 
-    def tokenize(batch: dict[str, list[str]]) -> dict[str, list[Any]]:
-        rows: dict[str, list[Any]] = {name: [] for name in _FEATURES}
-        sentences = [split_sentences(text, language) for text in batch["text"]]
-        encodings = iter(backend.encode_batch([s for own in sentences for s in own], add_special_tokens=False))
-        for own in sentences:
-            encoded = [next(encodings) for _ in own]
-            rows["ids"].append(_joined((encoding.ids for encoding in encoded), np.int32))
-            rows["starts_word"].append(_joined((_word_starts(encoding.word_ids) for encoding in encoded), np.bool_))
-            rows["sentence_lengths"].append([len(encoding) for encoding in encoded if len(encoding)])
-        return rows
+    # From Arrow to Arrow: as Python's own lists the numbers would take as long as the tokenizer.
+    def tokenize(batch: pa.Table) -> pa.Table:
+        sentences = [split_sentences(text, language) for text in batch["text"].to_pylist()]
+        encodings = encode(list(chain.from_iterable(sentences)), add_special_tokens=False)
+        lengths = np.fromiter(map(len, encodings), np.int32, len(encodings))
+        ends = np.cumsum([0, *lengths])
+        columns = {
+            "ids": _joined((encoding.ids for encoding in encodings), np.int32, ends[-1]),
+            "sentence_lengths": lengths[lengths > 0],
+        }
+        if word_starts:
+            # A token without a word is NaN, which differs from everything.
+            words = _joined((encoding.word_ids for encoding in encodings), np.float64, ends[-1])
+            columns["starts_word"] = np.diff(words, prepend=-1) != 0
+            columns["starts_word"][ends[:-1][lengths > 0]] = True
+        # Where documents end among the sentences; from that, among those with tokens, and among the tokens.
+        documents_end = np.cumsum([0, *map(len, sentences)])
+        of_sentences = np.cumsum([0, *(lengths > 0)])[documents_end]
+        lists = [
+            _lists(column, of_sentences if name == "sentence_lengths" else ends[documents_end])
+            for name, column in columns.items()
+        ]
+        return pa.table(lists, schema=features.arrow_schema)
 
-    key = (documents._fingerprint, backend.to_str(), language, FORMAT_VERSION)
-    return documents.map(
+    key = (documents._fingerprint, backend.to_str(), language, word_starts, FORMAT_VERSION)
+    tokens = documents.with_format("arrow").map(
         tokenize,
         batched=True,
         batch_size=100,
         remove_columns=documents.column_names,
-        features=_FEATURES,
+        features=features,
         num_proc=num_proc,
         new_fingerprint=Hasher.hash(key),
         desc="Tokenising",
     )
+    return tokens.with_format(None)
+
+
+def _lists(values: np.ndarray, bounds: np.ndarray) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), pa.array(values))
+
+
+def _joined(parts: Iterable[list[Any]], dtype: type, length: int) -> np.ndarray:
+    return np.fromiter(chain.from_iterable(parts), dtype, length)
 
 
 def tokenize_texts(documents: Dataset, tokenizer: PreTrainedTokenizerFast, *, num_proc: int | None = None) -> Dataset:
@@ -109,16 +137,6 @@ def tokenize_texts(documents: Dataset, tokenizer: PreTrainedTokenizerFast, *, nu
         new_fingerprint=Hasher.hash((documents._fingerprint, backend.to_str(), begin, end, FORMAT_VERSION)),
         desc="Tokenising",
     )
-
-
-def _joined(parts: Iterable[Any], dtype: type) -> np.ndarray:
-    arrays: list[np.ndarray] = [np.asarray(part, dtype=dtype) for part in parts]
-    return np.concatenate(arrays) if arrays else np.empty(0, dtype=dtype)
-
-
-def _word_starts(word_ids: list[int | None]) -> np.ndarray:
-    words = np.array(word_ids, dtype=np.float64)  # a token without a word is NaN, which differs from everything
-    return np.diff(words, prepend=-1) != 0
 
 
 class FlatColumn:

@@ -197,6 +197,9 @@ class Loop:
     ) -> None:
         self.task, self.settings, self.budget, self.accelerator = task, settings, budget, accelerator
         self.checkpoints, self.history = folder / "checkpoints", folder / "history.jsonl"
+        if settings.compile:
+            # Batches differ in their number of tokens, and must not be compiled for each of them.
+            model.compile(dynamic=True)
         self.model, self.optimizer = accelerator.prepare(model, make_optimizer(model, settings))
         accelerator.register_save_state_pre_hook(_drop_tied_weights)
         self._highest_rate = self.optimizer.param_groups[0]["lr"]

@@ -45,6 +45,7 @@ class TrainingSettings:
     weight_decay: float = option(0.01, "Decoupled weight decay, on matrices alone.")
     clip: float = option(1.0, "Largest norm of the gradient; 0 does not clip.")
     precision: str = option("no", "Mixed precision: 'no' (float32), 'bf16' or 'fp16'.")
+    compile: bool = option(False, "Compile the model with torch.compile. On a CPU that makes training slower.")
     seed: int = option(0, "Seeds weights, data and dropout.")
     workers: int = option(0, "Processes that prepare batches beside the training; the batches don't depend on it.")
     evaluate_every: int = option(200, "Steps between evaluations; 0 evaluates at the end alone.")

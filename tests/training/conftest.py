@@ -71,7 +71,7 @@ def corpus_of(tokenizer):
     from regard.training.corpus import tokenize_documents
 
     def make(texts: list[str], by=tokenizer):
-        return tokenize_documents(datasets.Dataset.from_dict({"text": texts}), by)
+        return tokenize_documents(datasets.Dataset.from_dict({"text": texts}), by, word_starts=True)
 
     return make
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import BertTokenizer
 
-from regard.modeling.bert import RegardBertForMaskedLM, RegardBertForPreTraining
+from regard.modeling.bert_pretraining import RegardBertForMaskedLM, RegardBertForPreTraining
 from regard.tokenization.wordpiece import train_wordpiece
 from regard.training import bert, text
 from regard.training.bert import BertSettings, BertTask, fill_examples, make_tokenizer
@@ -196,6 +196,22 @@ def test_brain_float_learns_the_same_to_its_precision(pretrain, tmp_path, weight
     # Weights are kept, and saved, in full.
     assert {tensor.dtype for tensor in weights_of(tmp_path / "mixed").values()} == {torch.float32}
     assert torch.get_default_dtype() == torch_default
+
+
+def test_compiled_it_learns_the_same(pretrain, tmp_path, monkeypatch):
+    compiled, compile_in_place = [], nn.Module.compile
+
+    def compile_quickly(self, **how):
+        compiled.append(how)
+        compile_in_place(self, backend="eager", **how)
+
+    monkeypatch.setattr(nn.Module, "compile", compile_quickly)
+    settings = {"steps": 3, "dropout": 0.0, "config": {"num_hidden_layers": 1}, "log_every": 1}
+    plain = pretrain(tmp_path / "plain", **settings)["metrics"]
+    assert not compiled
+    fast = pretrain(tmp_path / "compiled", compile=True, **settings)["metrics"]
+    assert compiled == [{"dynamic": True}]
+    assert fast == pytest.approx(plain, rel=1e-4)
 
 
 # Documents

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
+from transformers import DataCollatorWithFlattening
 
-from regard.training.bert_data import BertCollator, BertExamples
+from regard.training.bert_data import BertCollator
 from regard.training.masking import IGNORED
 from regard.training.sources import load_documents
 
@@ -299,35 +300,68 @@ def test_a_corpus_without_a_token(examples_of):
 # Batches
 
 
-def make_example(length: int, label: int, id_: int = 7) -> dict:
+def make_example(ids: list[int], predicted: list[int], label: int) -> dict:
+    """An example in which some places are predicted; the ids there are one more than what is shown."""
+    labels = np.full(len(ids), IGNORED)
+    labels[predicted] = np.array(ids)[predicted] + 1
     return {
-        "input_ids": np.full(length, id_),
-        "token_type_ids": np.ones(length, dtype=np.int64),
-        "labels": np.full(length, id_),
+        "input_ids": np.array(ids),
+        "token_type_ids": np.arange(len(ids)) // 2,
+        "labels": labels,
         "next_sentence_label": label,
     }
 
 
-def test_a_batch_is_padded_to_its_longest_example():
-    batch = BertCollator(pad_id=9)([make_example(2, 0), make_example(5, 1), make_example(1, 1)])
-    assert batch["input_ids"].tolist() == [[7, 7, 9, 9, 9], [7, 7, 7, 7, 7], [7, 9, 9, 9, 9]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]]
-    assert batch["token_type_ids"].tolist() == batch["attention_mask"].tolist()
-    assert batch["labels"].tolist() == [[7, 7, -100, -100, -100], [7, 7, 7, 7, 7], [7, -100, -100, -100, -100]]
+def test_a_batch_is_one_row_of_examples():
+    examples = [make_example([7, 8], [1], 0), make_example([4, 5, 6, 9, 3], [0, 3], 1), make_example([2], [], 1)]
+    batch = BertCollator()(examples)
+    assert batch["input_ids"].tolist() == [[7, 8, 4, 5, 6, 9, 3, 2]]
+    assert batch["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1, 2, 0]]
+    assert batch["labels"].tolist() == [[-100, 9, 5, -100, -100, 10, -100, -100]]
+    assert batch["predicted_positions"].tolist() == [1, 2, 5]
     assert batch["next_sentence_label"].tolist() == [0, 1, 1]
-    assert {values.dtype for values in batch.values()} == {torch.int64}
+    tensors = ("input_ids", "token_type_ids", "labels", "predicted_positions", "next_sentence_label")
+    assert {batch[name].dtype for name in tensors} == {torch.int64}
+
+
+def test_a_batch_tells_its_bounds_as_transformers_does():
+    examples = [make_example(list(range(length)), [], 0) for length in (2, 5, 1, 4)]
+    batch = BertCollator()(examples)
+    ids = [{"input_ids": example["input_ids"]} for example in examples]
+    expected = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_position_ids=False)(ids)
+    names = {name for name in expected if name not in ("input_ids", "labels")}
+    assert names == {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+    for name in names:
+        value = expected[name]
+        assert type(batch[name]) is type(value)
+        torch.testing.assert_close(batch[name], value)
+    assert batch["input_ids"].equal(expected["input_ids"])
+
+
+def test_a_batch_with_nothing_to_predict():
+    batch = BertCollator()([make_example([3, 4], [], 0)])
+    assert batch["predicted_positions"].tolist() == []
+    assert batch["predicted_positions"].dtype == torch.int64
 
 
 def test_a_batch_without_next_sentences():
-    batch = BertCollator(pad_id=0, next_sentence=False)([make_example(2, 0)])
-    assert sorted(batch) == ["attention_mask", "input_ids", "labels", "token_type_ids"]
+    examples = [make_example([7, 8], [0], 0)]
+    batch = BertCollator(next_sentence=False)(examples)
+    assert batch.keys() == BertCollator()(examples).keys() - {"next_sentence_label"}
 
 
-def test_padding_is_never_predicted(examples_of, texts, tokenizer):
-    epoch: BertExamples = examples_of(texts, masked={"rate": 1.0}).epoch(0)
-    batch = BertCollator(tokenizer.pad_token_id)([epoch[index] for index in range(len(epoch))])
-    padding = batch["attention_mask"] == 0
-    assert padding.any()
-    assert (batch["input_ids"][padding] == tokenizer.pad_token_id).all()
-    assert (batch["labels"][padding] == IGNORED).all()
-    assert (batch["input_ids"][~padding] != tokenizer.pad_token_id).all()
+def test_a_batch_holds_its_examples_and_no_padding(examples_of, texts, tokenizer):
+    epoch = examples_of(texts).epoch(0)
+    examples = [epoch[index] for index in range(len(epoch))]
+    batch = BertCollator()(examples)
+    assert len({len(example["input_ids"]) for example in examples}) > 3
+    assert (batch["input_ids"] != tokenizer.pad_token_id).all()
+    bounds = batch["cu_seq_lens_q"].tolist()
+    assert batch["input_ids"].shape == (1, bounds[-1])
+    for example, (start, stop) in zip(examples, itertools.pairwise(bounds), strict=True):
+        for name in ("input_ids", "token_type_ids", "labels"):
+            assert batch[name][0, start:stop].tolist() == example[name].tolist()
+    assert batch["next_sentence_label"].tolist() == [example["next_sentence_label"] for example in examples]
+    predicted = torch.zeros(bounds[-1], dtype=torch.bool)
+    predicted[batch["predicted_positions"]] = True
+    assert predicted.equal(batch["labels"][0] != IGNORED)

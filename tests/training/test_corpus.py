@@ -46,7 +46,7 @@ def tokenised(monkeypatch):
 
 
 def test_rows_hold_the_ids_of_the_sentences(documents, tokenizer):
-    tokens = tokenize_documents(documents, tokenizer)
+    tokens = tokenize_documents(documents, tokenizer, word_starts=True)
     assert len(tokens) == len(documents) == 12
     for row, text in zip(tokens, documents["text"], strict=True):
         sentences = [tokenizer(sentence, add_special_tokens=False)["input_ids"] for sentence in split_sentences(text)]
@@ -57,8 +57,14 @@ def test_rows_hold_the_ids_of_the_sentences(documents, tokenizer):
         assert {True, False} == set(row["starts_word"])
 
 
+def test_word_starts_change_nothing_else(documents, tokenizer):
+    with_words = tokenize_documents(documents, tokenizer, word_starts=True)
+    assert with_words.column_names == ["ids", "sentence_lengths", "starts_word"]
+    assert with_words.remove_columns("starts_word")[:] == tokenize_documents(documents, tokenizer)[:]
+
+
 def test_word_starts_of_a_byte_level_tokenizer(documents, byte_tokenizer):
-    for row in tokenize_documents(documents, byte_tokenizer):
+    for row in tokenize_documents(documents, byte_tokenizer, word_starts=True):
         pieces = byte_tokenizer.convert_ids_to_tokens(row["ids"])
         # The full stop at the end of a sentence is a word too.
         assert row["starts_word"] == [piece.startswith(("Ġ", ".")) for piece in pieces]
@@ -250,7 +256,7 @@ def test_whole_documents_are_tokenised_anew_where_they_would_differ(
 def test_sentences_and_whole_documents_of_one_tokenizer_are_cached_apart(fresh_documents, generative_tokenizer):
     sentences = tokenize_documents(fresh_documents, generative_tokenizer)
     whole = tokenize_texts(fresh_documents, generative_tokenizer)
-    assert set(sentences.column_names) == {"ids", "starts_word", "sentence_lengths"}
+    assert sentences.column_names == ["ids", "sentence_lengths"]
     assert whole.column_names == ["ids"]
     assert tokenize_documents(fresh_documents, generative_tokenizer)[:] == sentences[:]
 
