@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: help train test study check constraints clean
+.PHONY: help train test study bench check constraints clean
 
 help:  ## show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -19,6 +19,9 @@ test: $(READY)  ## run every test
 
 study: $(READY)  ## what attention buys: train with each alignment and without, about an hour
 	$(BIN)/python docs/alignment_study.py $(ARGS)
+
+bench: $(READY)  ## speed and memory beside stock models, ten minutes or more; best on an idle machine
+	$(BIN)/python -m benchmarks $(ARGS)
 
 # The checkout's layout is not the package's, so the types are checked where the package is installed whole, in a
 # folder of its own. It is wiped first: a module since deleted must not be found there, nor in setuptools' build/lib.
