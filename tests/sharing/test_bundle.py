@@ -139,7 +139,9 @@ def load_without_the_package(root, package_root):
     import regard
 
     registered = transformers.AutoModelForMaskedLM.from_pretrained(folder)
-    beside = get_class_from_dynamic_module("regard_modeling_bert_pretraining.RegardBertForMaskedLM", Path(root, f"{name}.again"))
+    beside = get_class_from_dynamic_module(
+        "regard_modeling_bert_pretraining.RegardBertForMaskedLM", Path(root, f"{name}.again")
+    )
     together = {"registered": registered, "early": type(from_hub).from_pretrained(folder)}
     together |= {"late": beside.from_pretrained(folder), "registered still": type(registered).from_pretrained(folder)}
     found["registered class"] = type(registered) is regard.RegardBertForMaskedLM
