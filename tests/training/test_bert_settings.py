@@ -62,6 +62,7 @@ READING = {"text_column": "body", "documents": "line", "split": "test", "streami
 
 ELSEWHERE = {
     "accumulation",  # test_loop: the same sum, in other parts
+    "compile",  # test_bert: the same figures
     "max_documents",  # below
 }
 
