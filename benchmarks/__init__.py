@@ -24,4 +24,4 @@ both. The memory is the most that a process ever had: a side imports what it nee
 `pretraining` is the one to start reading from. What all benchmarks give is collected by `report`.
 """
 
-NAMES = ("pretraining", "scaling", "encoding")
+NAMES = ("pretraining", "scaling", "encoding", "generation", "preparation", "recurrent", "convergence")

@@ -74,6 +74,8 @@ class Worker:
         self.side = side
         settings = {
             "OMP_NUM_THREADS": str(threads),
+            # The tokenizers' threads.
+            "RAYON_NUM_THREADS": str(threads),
             "HF_HUB_OFFLINE": "1",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             "TRANSFORMERS_VERBOSITY": "error",

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, initialization
+from transformers import GenerationMixin, PreTrainedModel, initialization
 
+from .layers import fast_inference
 from .positions import LearnedPositions, SinusoidalPositions
 
 
@@ -41,6 +42,15 @@ class RegardPreTrainedModel(PreTrainedModel):
         if self._auto_class is None and hasattr(self.config, "auto_map"):
             del self.config.auto_map
         super().save_pretrained(save_directory, *args, **kwargs)
+
+
+class FastGenerationMixin(GenerationMixin):
+    """`GenerationMixin`, by faster linear layers: scores are those of `forward` to float32's rounding."""
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """See `GenerationMixin.generate`."""
+        with fast_inference():
+            return super().generate(*args, **kwargs)
 
 
 def show_weights(forward: Callable) -> Callable:

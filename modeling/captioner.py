@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoBackbone, Cache, GenerationMixin
+from transformers import AutoBackbone, Cache
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_BACKBONE_MAPPING
 from transformers.processing_utils import Unpack
@@ -19,7 +19,7 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 
 from ..configuration.captioner import RegardCaptionerConfig
-from .base import RegardPreTrainedModel, cross_entropy, mean_loss, shift_right
+from .base import FastGenerationMixin, RegardPreTrainedModel, cross_entropy, mean_loss, shift_right
 from .compat import CACHE, named_cache, takes_cache
 from .layers import Linear
 from .recurrent import RecurrentCache, RegardRecurrentDecoder
@@ -135,7 +135,7 @@ def attention_penalty(weights: Tensor, labels: Tensor) -> Tensor:
     return (1 - looks).square().mean(dim=(1, 2))
 
 
-class RegardCaptionerForConditionalGeneration(RegardCaptionerPreTrainedModel, GenerationMixin):
+class RegardCaptionerForConditionalGeneration(RegardCaptionerPreTrainedModel, FastGenerationMixin):
     """Backbone, decoder and output layer: a caption of an image."""
 
     def __init__(self, config: RegardCaptionerConfig) -> None:

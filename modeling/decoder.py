@@ -6,7 +6,7 @@ Dimension letters: B batch, L length, E width of the model, V vocabulary.
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, GenerationMixin
+from transformers import Cache, DynamicCache
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.processing_utils import Unpack
@@ -16,7 +16,16 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..configuration.decoder import RegardDecoderConfig
 from .attention import MultiHeadAttention
-from .base import RegardPreTrainedModel, causal_lm_loss, check_ids, check_length, check_positions, one_of, show_weights
+from .base import (
+    FastGenerationMixin,
+    RegardPreTrainedModel,
+    causal_lm_loss,
+    check_ids,
+    check_length,
+    check_positions,
+    one_of,
+    show_weights,
+)
 from .block import TransformerBlock, TransformerStack
 from .compat import CACHE, named_cache, takes_cache
 from .embeddings import TextEmbeddings
@@ -112,7 +121,7 @@ class RegardDecoderModel(RegardDecoderPreTrainedModel):
         return BaseModelOutputWithPast(last_hidden_state=hidden_states, **named_cache(cache if use_cache else None))
 
 
-class RegardDecoderForCausalLM(RegardDecoderPreTrainedModel, GenerationMixin):
+class RegardDecoderForCausalLM(RegardDecoderPreTrainedModel, FastGenerationMixin):
     """The causal language model: each token predicts the next."""
 
     _tied_weights_keys = {"lm_head.weight": "decoder.embeddings.tokens.weight"}

@@ -17,12 +17,14 @@ import torch
 from torch import Tensor, nn
 
 _STEPS = 2**16
+# Multiplications below which oneDNN has not begun when the BLAS has ended.
+_WORTHWHILE = 2**19
 _in_inference: ContextVar[bool] = ContextVar("_in_inference", default=False)
 
 
 @contextmanager
 def fast_inference() -> Iterator[None]:
-    """Has linear layers use in evaluation the kernel that they train with.
+    """Has linear layers use in evaluation the kernel that they train with, where there is enough to multiply.
 
     Without it they compute exactly what `nn.Linear` does, to the bit.
     """
@@ -44,13 +46,17 @@ def is_plain_on_cpu(*tensors: Tensor) -> bool:
     )
 
 
+def _product(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    # oneDNN reads a bias as if it were contiguous.
+    bias = None if bias is None else bias.contiguous()
+    return torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
+
+
 class _OneDNNLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(input, weight)
-        # oneDNN reads a bias as if it were contiguous.
-        bias = None if bias is None else bias.contiguous()
-        return torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
+        return _product(input, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -85,7 +91,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     By oneDNN where that serves, in float32 on a CPU; else by PyTorch.
     """
     if _suits_onednn(input, weight, bias):
-        return _OneDNNLinear.apply(input, weight, bias)
+        return _OneDNNLinear.apply(input, weight, bias) if torch.is_grad_enabled() else _product(input, weight, bias)
     return nn.functional.linear(input, weight, bias)
 
 
@@ -94,7 +100,11 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """See `nn.Linear`."""
-        if self.training or (not torch.compiler.is_compiling() and _in_inference.get()):
+        if self.training or (
+            not torch.compiler.is_compiling()
+            and _in_inference.get()
+            and input.numel() * self.out_features >= _WORTHWHILE
+        ):
             return linear(input, self.weight, self.bias)
         return super().forward(input)
 

@@ -7,11 +7,11 @@ encoder's states (two directions), A width of the alignment, V vocabulary.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, GenerationMixin, initialization
+from transformers import Cache, initialization
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
 from transformers.processing_utils import Unpack
@@ -19,10 +19,11 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 
 from ..configuration.recurrent import RegardRecurrentConfig
-from .attention import attend, make_alignment
-from .base import RegardPreTrainedModel, check_ids, check_source, one_of
+from .attention import combine, make_alignment, normalize
+from .base import FastGenerationMixin, RegardPreTrainedModel, check_ids, check_source, one_of
 from .compat import CACHE, named_cache, takes_cache
 from .layers import Dropout, Linear
+from .rnn import GRU, LSTM, CellProducts, GRUCell, LSTMCell, Product, cell_products, shared_product, shares_products
 from .seq2seq import ConditionalGeneration, EncoderDecoderModel
 
 
@@ -113,17 +114,42 @@ class RecurrentEncoderLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: RegardRecurrentConfig, input_size: int) -> None:
         super().__init__()
-        kind = {"gru": nn.GRU, "lstm": nn.LSTM}[config.rnn_type]
-        self.forward_rnn = kind(input_size, config.encoder_hidden_size, batch_first=True)
-        self.backward_rnn = kind(input_size, config.encoder_hidden_size, batch_first=True)
+        kind = {"gru": GRU, "lstm": LSTM}[config.rnn_type]
+        self.forward_rnn = kind(input_size, config.encoder_hidden_size)
+        self.backward_rnn = kind(input_size, config.encoder_hidden_size)
 
-    def forward(self, inputs: Tensor, *orders: Tensor) -> Tensor:
-        """Reads the inputs in two orders of their places, each (B, S, 1)."""
-        directions = []
+    def forward(self, inputs: Tensor, orders: tuple[Tensor, ...], sizes: list[int] | None) -> Tensor:
+        """Reads the inputs in both of `reading_orders`; places that are not read get zeros."""
+        rows, length = inputs.shape[:2]
+        tokens, directions = inputs.flatten(0, 1), []
         for rnn, order in zip((self.forward_rnn, self.backward_rnn), orders, strict=True):
-            states, _ = rnn(inputs.gather(1, order.expand_as(inputs)))
-            directions.append(torch.zeros_like(states).scatter(1, order.expand_as(states), states))
-        return torch.cat(directions, dim=-1)  # (B, S, C)
+            read = tokens.index_select(0, order)
+            states = rnn(read.unflatten(0, (length, rows))).flatten(0, 1) if sizes is None else rnn(read, sizes)
+            directions.append(states.new_zeros(rows * length, states.shape[1]).index_copy(0, order, states))
+        return torch.cat(directions, dim=-1).unflatten(0, (rows, length))  # (B, S, C)
+
+
+def reading_orders(mask: Tensor, is_packed: bool) -> tuple[tuple[Tensor, ...], list[int] | None]:
+    """In which order each direction reads the tokens: all rows' first ones, then their second ones, and so on.
+
+    Args:
+        mask: True for tokens, False for padding, (B, S).
+        is_packed: whether to leave the padding out; else it is read last, so that no token's state comes after it.
+
+    Returns:
+        The order from left to right and that from right to left, as places in the flattened mask; and, packed, the
+        number of rows in each step, the longest rows first.
+    """
+    rows, length = mask.shape
+    places = torch.arange(length, device=mask.device)
+    firsts = torch.arange(rows, device=mask.device).unsqueeze(1) * length
+    orders = [torch.where(mask, keys, length).argsort(dim=1) + firsts for keys in (places, -places)]  # two (B, S)
+    if not is_packed:
+        return tuple(order.t().flatten() for order in orders), None
+    lengths, longest_first = mask.sum(dim=1).sort(descending=True)
+    is_read = places[: int(lengths[0])].unsqueeze(1) < lengths  # (longest, B)
+    packed = tuple(order[longest_first].t()[: len(is_read)][is_read] for order in orders)
+    return packed, is_read.sum(dim=1).tolist()
 
 
 class RegardRecurrentEncoder(RegardRecurrentPreTrainedModel):
@@ -153,16 +179,12 @@ class RegardRecurrentEncoder(RegardRecurrentPreTrainedModel):
         check_ids("input_ids", input_ids, self.tokens.num_embeddings, "vocab_size")
         check_source(given.shape[1], attention_mask)
         embedded = self.dropout(self.tokens(input_ids) if inputs_embeds is None else inputs_embeds)
-        places = torch.arange(given.shape[1], device=given.device).expand(given.shape[:2])
-        mask = torch.ones_like(places) if attention_mask is None else attention_mask
-        # Each direction reads a row's padding last, so that no token's state comes after it.
-        orders = [
-            torch.where(mask.bool(), keys, given.shape[1]).argsort(dim=1).unsqueeze(-1) for keys in (places, -places)
-        ]  # two (B, S, 1)
+        mask = given.new_ones(given.shape[:2], dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        orders, sizes = reading_orders(mask, is_packed=shares_products(self, embedded))
         hidden_states = [embedded]
         for number, layer in enumerate(self.layers):
             inputs = self.dropout(hidden_states[-1]) if number else embedded
-            hidden_states.append(layer(inputs, *orders).masked_fill(~mask.bool().unsqueeze(-1), 0.0))
+            hidden_states.append(layer(inputs, orders, sizes).masked_fill(~mask.unsqueeze(-1), 0.0))
         shown = tuple(hidden_states) if _asked(self, kwargs, "output_hidden_states") else None
         return BaseModelOutput(last_hidden_state=hidden_states[-1], hidden_states=shown)
 
@@ -183,6 +205,18 @@ def end_states(states: Tensor, mask: Tensor | None) -> Tensor:
     return torch.cat([forward[rows, last], backward[rows, first]], dim=-1)
 
 
+class StepProducts(NamedTuple):
+    """What all steps of a decoder multiply by.
+
+    Attributes:
+        memory: for the weights of what is attended to.
+        cells: for each layer's input and state; None where each step makes its own product.
+    """
+
+    memory: Product
+    cells: list[CellProducts | None]
+
+
 class RecurrentDecoderStep(GradientCheckpointingLayer):
     """One step of the decoder: its last state asks the source, and the answer goes into the next state.
 
@@ -196,7 +230,7 @@ class RecurrentDecoderStep(GradientCheckpointingLayer):
 
     def __init__(self, config: RegardRecurrentConfig, context_size: int) -> None:
         super().__init__()
-        width, kind = config.hidden_size, {"gru": nn.GRUCell, "lstm": nn.LSTMCell}[config.rnn_type]
+        width, kind = config.hidden_size, {"gru": GRUCell, "lstm": LSTMCell}[config.rnn_type]
         fixed = config.alignment == "none"
         self.alignment = None if fixed else make_alignment(config.alignment, width, context_size)
         sizes = [width + context_size] + [width] * (config.num_hidden_layers - 1)
@@ -208,10 +242,25 @@ class RecurrentDecoderStep(GradientCheckpointingLayer):
         """The first state, from each layer's hidden state (B, E)."""
         return (*hidden, *(torch.zeros_like(each) for each in hidden)) if self.is_lstm else hidden
 
+    def products(self, memory: Tensor) -> StepProducts | None:
+        """The products for all steps on a memory (B, S, C); None if each has to make its own."""
+        # A step that is computed again for its gradients gets what they are of as tensors.
+        if self.gradient_checkpointing or not shares_products(self, memory):
+            return None
+        return StepProducts(shared_product(memory), [cell_products(cell) for cell in self.cells])
+
     def forward(
-        self, embedded: Tensor, memory: Tensor, source: Tensor, mask: Tensor | None, *state: Tensor
+        self,
+        embedded: Tensor,
+        memory: Tensor,
+        source: Tensor,
+        mask: Tensor | None,
+        products: StepProducts | None,
+        *state: Tensor,
     ) -> tuple[Tensor, ...]:
         """Reads a token (B, E), attending to a memory (B, S, C) under a mask (B, 1, S).
+
+        `products` are those of the method.
 
         Returns:
             The context vector (B, C), the weights behind it (B, 1, S), None without an alignment, and the next state.
@@ -219,15 +268,16 @@ class RecurrentDecoderStep(GradientCheckpointingLayer):
         layers = len(self.cells)
         context, weights = source, None
         if self.alignment is not None:
-            attended, weights = attend(self.alignment, state[layers - 1].unsqueeze(1), source, memory, mask)
+            weights = normalize(self.alignment(state[layers - 1].unsqueeze(1), source), mask)
+            attended = combine(weights, memory) if products is None else products.memory(weights)
             context = attended.squeeze(1)
         inputs = torch.cat([embedded, context], dim=-1)
         after: list[tuple[Tensor, ...]] = []
         for number, cell in enumerate(self.cells):
             if number:
                 inputs = self.dropout(after[-1][0])
-            before = state[number::layers]
-            after.append(cell(inputs, before) if self.is_lstm else (cell(inputs, *before),))
+            before, shared = state[number::layers], None if products is None else products.cells[number]
+            after.append(cell(inputs, before, shared) if self.is_lstm else (cell(inputs, *before, shared),))
         return context, weights, *(part for parts in zip(*after, strict=True) for part in parts)
 
 
@@ -297,11 +347,13 @@ class RegardRecurrentDecoder(RegardRecurrentPreTrainedModel):
         state, source = kept.state, kept.source
         assert state is not None
         seen = None if mask is None else mask.unsqueeze(1)  # (B, 1, S)
+        # What is wrapped around a step may have its weights in place only while it is called.
+        products = self.step.products(memory) if type(self.step) is RecurrentDecoderStep else None
 
         contexts, weights, states = [], [], []
         # Taken apart at once: a slice for each step would have a gradient as large as the whole for each step.
         for token in embedded.unbind(dim=1):
-            context, attended, *state = self.step(token, memory, source, seen, *state)
+            context, attended, *state = self.step(token, memory, source, seen, products, *state)
             contexts.append(context)
             weights.append(attended)
             states.append(state[: self.config.num_hidden_layers])
@@ -329,7 +381,9 @@ class RegardRecurrentModel(EncoderDecoderModel, RegardRecurrentPreTrainedModel):
         self.post_init()
 
 
-class RegardRecurrentForConditionalGeneration(ConditionalGeneration, RegardRecurrentPreTrainedModel, GenerationMixin):
+class RegardRecurrentForConditionalGeneration(
+    ConditionalGeneration, RegardRecurrentPreTrainedModel, FastGenerationMixin
+):
     """The encoder-decoder with an output layer."""
 
     _tied_weights_keys = {"lm_head.weight": "model.decoder.tokens.weight"}

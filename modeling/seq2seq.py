@@ -12,8 +12,10 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple
 
-from .base import RegardPreTrainedModel, cross_entropy, shift_right
+from .base import RegardPreTrainedModel, check_labels, cross_entropy, mean_loss, shift_right
 from .compat import CACHE, named_cache, takes_cache
+from .layers import is_bare
+from .vocabulary_loss import vocabulary_loss
 
 
 class SharedVocabulary(RegardPreTrainedModel):
@@ -136,6 +138,7 @@ class ConditionalGeneration(SharedVocabulary):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        predicted_only: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """Scores the vocabulary after each target token.
@@ -152,14 +155,19 @@ class ConditionalGeneration(SharedVocabulary):
             labels: target ids, (B, T), the end token last and the start token not among them; -100 for padding.
             use_cache: see there.
             num_items_in_batch: number of target tokens in the whole batch, where this is a part of it.
+            predicted_only: score only the P positions that have a label; in training for the loss alone, which is the
+                same for less work and memory.
             **kwargs: see there.
 
         Returns:
-            `logits` (B, T, V), the `loss` if there are labels, and what `EncoderDecoderModel` returns.
+            `logits` (B, T, V), with `predicted_only` (P, V), in training None; the `loss` if there are labels; and
+            what `EncoderDecoderModel` returns.
 
         Raises:
-            ValueError: for labels outside the vocabulary, and see there.
+            ValueError: for labels outside the vocabulary, for `predicted_only` without labels, and see there.
         """
+        if predicted_only and labels is None:
+            raise ValueError("`predicted_only` needs `labels`, which tell the positions to predict")
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         outputs = self.model(
@@ -175,10 +183,12 @@ class ConditionalGeneration(SharedVocabulary):
             return_dict=True,
             **kwargs,
         )
-        logits = self.lm_head(outputs.last_hidden_state)
-        loss = None
-        if labels is not None:
-            loss = cross_entropy(logits, labels, num_items_in_batch, label_smoothing=self.config.label_smoothing)
+        hidden_states = outputs.last_hidden_state
+        if predicted_only:
+            assert labels is not None
+            predicted = labels != -100
+            hidden_states, labels = hidden_states[predicted], labels[predicted]
+        logits, loss = self._score(hidden_states, labels, num_items_in_batch)
         return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
@@ -190,3 +200,16 @@ class ConditionalGeneration(SharedVocabulary):
             encoder_hidden_states=outputs.encoder_hidden_states,
             encoder_attentions=outputs.encoder_attentions,
         )
+
+    def _score(
+        self, hidden_states: Tensor, labels: Tensor | None, items: Tensor | int | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The scores of the vocabulary and, if there are labels, the loss; `forward` tells of chosen positions."""
+        head, smoothing = self.lm_head, self.config.label_smoothing
+        if self.training and hidden_states.dim() == 2 and is_bare(head) and not smoothing:
+            assert labels is not None
+            check_labels(labels, len(head.weight))
+            total = vocabulary_loss(hidden_states, head.weight, head.bias, labels)
+            return None, mean_loss(total, len(labels), items)
+        logits = head(hidden_states)
+        return logits, None if labels is None else cross_entropy(logits, labels, items, label_smoothing=smoothing)

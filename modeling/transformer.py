@@ -6,7 +6,7 @@ Dimension letters: B batch, S source length, T target length, E width of the mod
 """
 
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin
+from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -20,6 +20,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from ..configuration.transformer import RegardTransformerConfig
 from .attention import MultiHeadAttention
 from .base import (
+    FastGenerationMixin,
     RegardPreTrainedModel,
     check_ids,
     check_length,
@@ -177,7 +178,7 @@ class RegardTransformerModel(EncoderDecoderModel, RegardTransformerPreTrainedMod
 
 
 class RegardTransformerForConditionalGeneration(
-    ConditionalGeneration, RegardTransformerPreTrainedModel, GenerationMixin
+    ConditionalGeneration, RegardTransformerPreTrainedModel, FastGenerationMixin
 ):
     """The encoder-decoder with an output layer."""
 

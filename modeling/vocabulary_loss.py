@@ -34,9 +34,10 @@ def _loss_and_gradient(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 class _VocabularyLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden_states: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+    def forward(ctx: Any, hidden_states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
         total = torch.zeros((), device=hidden_states.device)
-        of_hidden, of_weight, of_bias = map(torch.zeros_like, (hidden_states, weight, bias))
+        of_hidden, of_weight = torch.zeros_like(hidden_states), torch.zeros_like(weight)
+        of_bias = None if bias is None else torch.zeros_like(bias)
         parts = max(1, -(-len(labels) * len(weight) // _SCORES))
         for hidden, part, wanted in zip(
             *(each.chunk(parts) for each in (hidden_states, of_hidden, labels)), strict=True
@@ -45,7 +46,8 @@ class _VocabularyLoss(torch.autograd.Function):
             total += loss
             gradient = gradient.to(hidden.dtype)
             part.copy_(linear(gradient, weight.t()))
-            of_bias += gradient.sum(0)
+            if of_bias is not None:
+                of_bias += gradient.sum(0)
             for rows, columns in zip(of_weight.split(_ROWS), gradient.split(_ROWS, 1), strict=True):
                 rows += linear(columns.t(), hidden.t())
         ctx.save_for_backward(of_hidden, of_weight, of_bias)
@@ -54,16 +56,16 @@ class _VocabularyLoss(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return *(each.mul_(gradient) for each in ctx.saved_tensors), None
+        return *(each if each is None else each.mul_(gradient) for each in ctx.saved_tensors), None
 
 
-def vocabulary_loss(hidden_states: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+def vocabulary_loss(hidden_states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
     """The summed cross-entropy, in float32, of `hidden_states @ weight.T + bias` with the labels, in training.
 
     Args:
         hidden_states: (P, E).
         weight: of the output layer, (V, E).
-        bias: of the output layer, (V).
+        bias: of the output layer, (V), if it has one.
         labels: (P,), -100 for a position that does not count.
     """
     return _VocabularyLoss.apply(hidden_states, weight, bias, labels)

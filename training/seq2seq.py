@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from datasets import Dataset
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from ..configuration.recurrent import ALIGNMENT_NAMES, RNN_TYPES, RegardRecurrentConfig
@@ -32,6 +33,15 @@ logger = logging.getLogger("regard.training")
 
 # How many source characters are told apart when figures are told by length.
 LENGTH_STEP = 20
+
+
+class PairTask(TargetTask):
+    """Predicting the targets of pairs."""
+
+    def forward(self, model: nn.Module, batch: dict[str, Tensor], **counts: Tensor) -> Any:
+        """See `loop.Task`."""
+        # Training asks for the loss alone.
+        return model(**batch, predicted_only=model.training, **counts)
 
 
 @dataclass
@@ -144,7 +154,7 @@ class PairFamily(Family[Settings]):
 
     def make_task(
         self, settings: Any, processor: Any, rows: Dataset, held_out: Dataset
-    ) -> tuple[TargetTask, dict[str, Any]]:
+    ) -> tuple[PairTask, dict[str, Any]]:
         """See `Family`."""
         parts = [
             PairExamples(tokenize_pairs(part, processor, settings.max_length), settings.batch_size, settings.seed)
@@ -157,7 +167,7 @@ class PairFamily(Family[Settings]):
         }
         logger.info("%s pairs with %s tokens; held out: %s pairs.", *(f"{number:,}" for number in data.values()))
         check_vocabulary(processor, self.make_config(settings, processor).vocab_size)
-        return TargetTask(parts[0], parts[1], PairCollator(processor.pad_token_id)), data
+        return PairTask(parts[0], parts[1], PairCollator(processor.pad_token_id)), data
 
     def try_out(self, settings: Any, model: PreTrainedModel, processor: Any, held_out: Dataset) -> dict[str, Any]:
         """See `Family`: generates the targets of the held-out sources."""

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import NAMES, pretraining, report
+from benchmarks import NAMES, pretraining, recurrent, report
 from benchmarks.__main__ import chosen_cases, main
 from benchmarks.compare import Case, Disagreement, agree, compare
 from benchmarks.sides import SideFailed
@@ -191,6 +191,35 @@ def test_operations_are_those_of_the_matrix_products(tmp_path, side):
     assert counter.get_total_flops() == pytest.approx(needed, rel=1e-3)
 
 
+@pytest.mark.parametrize(("peer", "side"), [("joeynmt", "regard"), ("joeynmt", "joeynmt"), ("torch", "torch")])
+def test_operations_of_recurrent_steps_are_those_of_the_matrix_products(tmp_path, peer, side):
+    if recurrent.SIDES[side].missing():
+        pytest.skip(f"{side} is not installed")
+    sizes = {"vocab_size": 1009, "hidden_size": 48, "rows": 5, "batches": 1}
+    parameters = {**sizes, "dropout": 0.1, "peer": peer}
+    recurrent.write_inputs(parameters, tmp_path)
+    step = recurrent.SIDES[side](parameters, tmp_path)
+    tokens, needed = step.size(0)
+    with torch.backends.mkldnn.flags(enabled=False), FlopCounterMode(display=False) as counter:
+        step.loss(step.model, step.batches[0]).backward()
+    assert tokens == sum(len(row) for row in step.rows[0][1])
+    if side == "regard":
+        # Products with a vector, which the counter leaves out: each position's with each of its source.
+        sources, targets = step.rows[0]
+        needed -= 3 * 2 * 48 * 5 * max(map(len, sources)) * max(map(len, targets))
+    assert counter.get_total_flops() == pytest.approx(needed, rel=1e-3)
+
+
+def test_recurrent_sides_agree_at_weights_that_hide_nothing(tmp_path):
+    parameters = {"vocab_size": 101, "hidden_size": 16, "rows": 5, "batches": 1, "dropout": 0.0, "peer": "torch"}
+    recurrent.write_inputs(parameters, tmp_path)
+    sides = [recurrent.SIDES[name](parameters, tmp_path) for name in ("regard", "torch")]
+    expected, found = (side.check() for side in sides)
+    assert found == pytest.approx(expected, rel=1e-5)
+    for name, parameter in sides[1].load("checked", 0.0).named_parameters():
+        assert parameter.count_nonzero() == parameter.numel(), name
+
+
 def make_row(name, speed, **fields):
     side = {"speed": 10.0, "flops_per_second": 4e10, "seconds": [1.0], "units": [10], "memory": 3 * 2**20}
     ratios = {"speed": speed, "speed_quartiles": [speed - 0.25, speed + 0.25], "memory": None}
@@ -255,6 +284,6 @@ def test_rows_of_documents_are_ragged(quick):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ratios", "scaling"])
+@pytest.mark.parametrize("name", ["ratios", "scaling", "preparation"])
 def test_plots_show_something(quick, name):
     assert len(Image.open(quick / f"{name}.png").convert("L").getcolors()) > 50

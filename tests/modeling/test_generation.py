@@ -11,6 +11,7 @@ from regard import (
     RegardRecurrentForConditionalGeneration,
     RegardTransformerForConditionalGeneration,
 )
+from regard.modeling import layers
 
 DECODER = RegardDecoderForCausalLM
 TRANSFORMER = RegardTransformerForConditionalGeneration
@@ -71,6 +72,20 @@ def make_generator(make_model):
         return model
 
     return make
+
+
+@every_generator
+def test_the_fast_kernel_writes_the_same(generator, make_generator, monkeypatch):
+    model = make_generator(generator)
+    batch = padded(prompts(model.config.vocab_size), side="left")
+    expected = write(model, batch)
+    products, product = [], layers._product
+    monkeypatch.setattr(layers, "_product", lambda *args: products.append(args) or product(*args))
+    monkeypatch.setattr(layers, "_WORTHWHILE", 0)
+    tokens, scores = write(model, batch)
+    assert bool(products) == torch.backends.mkldnn.is_available()
+    assert tokens.equal(expected[0])
+    torch.testing.assert_close(scores, expected[1], atol=1e-5, rtol=1e-4)
 
 
 @every_generator

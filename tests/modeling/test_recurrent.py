@@ -8,7 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from regard import RegardRecurrentConfig, RegardRecurrentForConditionalGeneration, RegardRecurrentModel
-from regard.modeling.attention import ALIGNMENTS, Alignment
+from regard.modeling import recurrent
+from regard.modeling import rnn as rnn_layers
+from regard.modeling.attention import ALIGNMENTS, AdditiveAlignment, Alignment
 
 GENERATOR = RegardRecurrentForConditionalGeneration
 every_alignment = pytest.mark.parametrize("alignment", ALIGNMENTS)
@@ -289,3 +291,173 @@ def test_hidden_states_are_the_embeddings_and_each_layer(rnn_type, layers, make_
     model(source, MASK, target)
     for states, expected in zip(outputs.decoder_hidden_states[1:], stepped, strict=True):
         assert states.equal(torch.stack(expected, dim=1))
+
+
+def gradients(model: nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    named = dict(model.named_parameters())
+    return dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
+
+
+def attended_loss(outputs) -> torch.Tensor:
+    """Of what was written and of what was attended to, so that gradients come from both."""
+    weights = outputs.cross_attentions[0] if outputs.cross_attentions else torch.zeros(1)
+    return outputs.loss + weights.square().sum()
+
+
+@pytest.fixture
+def products(monkeypatch) -> list:
+    """The shapes of the matrices that are shared by all steps."""
+    made = []
+
+    def share(matrix: torch.Tensor, bias: torch.Tensor | None = None) -> rnn_layers.Product:
+        made.append(tuple(matrix.shape))
+        return make(matrix, bias)
+
+    make = rnn_layers.shared_product
+    monkeypatch.setattr(rnn_layers, "shared_product", share)
+    monkeypatch.setattr(recurrent, "shared_product", share)
+    return made
+
+
+@every_kind
+@pytest.mark.parametrize("alignment", [*ALIGNMENTS, "none"])
+@pytest.mark.parametrize("mask", [MASK, None], ids=["padding", "full"])
+def test_training_computes_what_evaluation_does(rnn_type, layers, alignment, mask, make_model, products):
+    model = make_model(
+        GENERATOR,
+        rnn_type=rnn_type,
+        num_hidden_layers=layers,
+        hidden_dropout_prob=0.0,
+        **alignment_fields(alignment),
+    )
+    source, labels = ids(4, 7), ids(4, 5)
+    labels[1, 3:] = -100
+
+    def run():
+        outputs = model(source, mask, labels=labels, output_attentions=True, output_hidden_states=True)
+        return outputs, gradients(model, attended_loss(outputs))
+
+    expected, expected_gradients = run()
+    assert products == []
+    model.train()
+    outputs, actual_gradients = run()
+    # Of each layer, two directions in the encoder, and input and state in the decoder.
+    assert len(products) == 4 * layers + 1
+    for name in ("logits", "encoder_hidden_states", "decoder_hidden_states", "cross_attentions"):
+        torch.testing.assert_close(getattr(outputs, name), getattr(expected, name), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(actual_gradients, expected_gradients, atol=1e-6, rtol=1e-4)
+
+
+def test_a_wrapped_step_makes_its_own_products(make_model, products):
+    """Sharding wrappers pass attributes through, but have the weights in place only while they are called."""
+
+    class Wrapper(nn.Module):
+        def __init__(self, step: nn.Module) -> None:
+            super().__init__()
+            self.step = step
+
+        def __getattr__(self, name: str):
+            return super().__getattr__(name) if name == "step" else getattr(self.step, name)
+
+        def forward(self, *args):
+            return self.step(*args)
+
+    model = make_model(GENERATOR, num_hidden_layers=1, hidden_dropout_prob=0.0).train()
+    source, labels = ids(4, 7), ids(4, 5)
+    expected = model(source, MASK, labels=labels).loss
+    assert len(products) == 5
+    products.clear()
+    decoder = model.get_decoder()
+    decoder.step = Wrapper(decoder.step)
+    torch.testing.assert_close(model(source, MASK, labels=labels).loss, expected)
+    # The encoder's.
+    assert len(products) == 2
+
+
+def test_padding_is_not_computed_in_training(make_model, monkeypatch):
+    model = make_model(GENERATOR, num_hidden_layers=1).train()
+    rows = []
+    step = rnn_layers._gru_step
+    monkeypatch.setattr(rnn_layers, "_gru_step", lambda *args: rows.append(len(args[0])) or step(*args))
+    wider = F.pad(MASK[:3], (0, 2))
+    model.get_encoder()(ids(3, 9), wider)
+    # Three tokens, five and two.
+    assert rows == [3, 3, 2, 1, 1] * 2
+    rows.clear()
+    model.get_encoder()(ids(3, 9))
+    assert rows == [3] * 18
+
+
+@every_kind
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing:FutureWarning")
+def test_steps_computed_again_give_the_same_gradients(rnn_type, layers, reentrant, make_model):
+    model = make_model(GENERATOR, rnn_type=rnn_type, num_hidden_layers=layers, hidden_dropout_prob=0.3).train()
+    source, labels = ids(4, 7), ids(4, 5)
+
+    def run():
+        model.zero_grad()
+        torch.manual_seed(3)
+        # The re-entrant kind knows of no `torch.autograd.grad`.
+        attended_loss(model(source, MASK, labels=labels, output_attentions=True)).backward()
+        return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+    expected = run()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    torch.testing.assert_close(run(), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_it_trains_in_mixed_precision(make_model, products):
+    model = make_model(GENERATOR, hidden_dropout_prob=0.0).train()
+    source, labels = ids(4, 7), ids(4, 5)
+    expected = model(source, MASK, labels=labels).loss
+    products.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(source, MASK, labels=labels).loss
+    assert products == []
+    loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+    torch.testing.assert_close(loss, expected, atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("queries", [1, 4])
+@pytest.mark.parametrize("trained", ["all", "query", "keys"])
+def test_additive_scores_are_those_of_the_tanh(queries, trained):
+    alignment = AdditiveAlignment(6, 3, 5)
+    query, keys = torch.randn(2, queries, 6, requires_grad=True), torch.randn(2, 7, 3, requires_grad=True)
+    alignment.requires_grad_(trained == "all")
+    wanted = {"all": [query, keys, *alignment.parameters()], "query": [query], "keys": [keys]}[trained]
+    matched = torch.tanh(alignment.query(query).unsqueeze(2) + alignment.key(keys).unsqueeze(1))
+    expected = alignment.score(matched).squeeze(-1)
+    actual = alignment(query, alignment.project_keys(keys))
+    torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-6)
+    weights = torch.randn_like(expected)
+    torch.testing.assert_close(
+        torch.autograd.grad((actual * weights).sum(), wanted),
+        torch.autograd.grad((expected * weights).sum(), wanted),
+        atol=1e-5,
+        rtol=1e-5,
+    )
+
+
+def test_additive_scores_keep_none_of_what_they_match():
+    alignment = AdditiveAlignment(6, 3, 5)
+    query, keys = torch.randn(2, 4, 6), torch.randn(2, 7, 5)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: kept.append(saved.numel()) or saved, lambda x: x):
+        alignment(query, keys)
+    assert max(kept) == keys.numel()
+
+
+def test_a_layer_with_more_to_it_scores_as_it_does():
+    alignment = AdditiveAlignment(6, 3, 5)
+    query, keys = torch.randn(2, 4, 6), torch.randn(2, 7, 5)
+    expected = alignment(query, keys)
+    alignment.score.register_forward_hook(lambda module, args, output: 3 * output)
+    torch.testing.assert_close(alignment(query, keys), 3 * expected, atol=1e-5, rtol=1e-5)
+
+
+def test_one_rows_keys_serve_all_rows():
+    alignment = AdditiveAlignment(6, 3, 5)
+    query, keys = torch.randn(4, 2, 6), torch.randn(1, 7, 5)
+    torch.testing.assert_close(alignment(query, keys), alignment(query, keys.expand(4, 7, 5)), atol=1e-6, rtol=1e-6)

@@ -156,6 +156,38 @@ def test_what_the_encoder_gave_can_be_given(our_class, make_model):
 
 
 @both
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_padding_need_not_be_scored(our_class, smoothing, make_model):
+    model = make_model(our_class, dropout=0.0, label_smoothing=smoothing)
+    source, labels = ids(3, 5), ids(3, 6)
+    labels[0, 2:], labels[2, 5:] = -100, -100
+
+    def run(**options):
+        outputs = model(source, labels=labels, **options)
+        named = dict(model.named_parameters())
+        return outputs, dict(zip(named, torch.autograd.grad(outputs.loss, list(named.values())), strict=True))
+
+    whole, expected = run()
+    chosen, gradients = run(predicted_only=True)
+    torch.testing.assert_close(chosen.logits, whole.logits[labels != -100])
+    torch.testing.assert_close([chosen.loss, gradients], [whole.loss, expected], atol=1e-6, rtol=1e-4)
+    part, _ = run(predicted_only=True, num_items_in_batch=40)
+    torch.testing.assert_close(part.loss, whole.loss * 13 / 40)
+    model.train()
+    trained, gradients = run(predicted_only=True)
+    # A smoothed loss needs all scores.
+    assert (trained.logits is None) == (smoothing == 0)
+    torch.testing.assert_close([trained.loss, gradients], [whole.loss, expected], atol=1e-6, rtol=1e-4)
+
+    labels[:] = -100
+    nothing, gradients = run(predicted_only=True)
+    assert nothing.loss == 0
+    assert all((each == 0).all() for each in gradients.values())
+    with pytest.raises(ValueError, match="`predicted_only` needs `labels`"):
+        model(source, decoder_input_ids=ids(3, 6), predicted_only=True)
+
+
+@both
 def test_labels_are_shifted_once(our_class, make_model):
     model, source = make_model(our_class, decoder_start_token_id=4), ids(1, 5)
     labels = torch.tensor([[7, 8, 2, -100]])

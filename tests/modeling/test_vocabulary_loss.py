@@ -51,6 +51,15 @@ def test_equals_the_cross_entropy_of_all_scores(parts, labels, monkeypatch):
         assert all((each == 0).all() for each in ours)
 
 
+def test_a_layer_may_have_no_bias():
+    hidden_states, weight, _ = leaves()
+    ours, theirs = (
+        loss_and_gradients(lambda *given, loss=each: loss(*given[:2], None, given[2]), [hidden_states, weight], ALL)
+        for each in (vocabulary_loss, plain_loss)
+    )
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
 def test_no_more_scores_are_in_memory_than_is_said(monkeypatch):
     def watched(scores, labels):
         sizes.append(scores.numel())
