@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -21,9 +19,6 @@ from .sentences import split_sentences
 
 # Part of the cache key: raise it whenever the same documents would give other rows than before.
 FORMAT_VERSION = 2
-
-# Texts that are split into sentences while the tokenizer is at those before them.
-TEXTS_AT_ONCE = 20
 
 _FEATURES = {"ids": Sequence(Value("int32")), "sentence_lengths": Sequence(Value("int32"))}
 _WORD_FEATURES = {"starts_word": Sequence(Value("bool"))}
@@ -67,19 +62,8 @@ def tokenize_documents(
 
     # From Arrow to Arrow: as Python's own lists the numbers would take as long as the tokenizer.
     def tokenize(batch: pa.Table) -> pa.Table:
-        sentences = []
-
-        def split(texts: list[str]) -> list[str]:
-            found = [split_sentences(text, language) for text in texts]
-            sentences.extend(found)
-            return list(chain.from_iterable(found))
-
-        texts = batch["text"].to_pylist()
-        parts = (split(texts[start : start + TEXTS_AT_ONCE]) for start in range(0, len(texts), TEXTS_AT_ONCE))
-        # The tokenizer leaves Python free while it works: meanwhile the next texts are split.
-        with ThreadPoolExecutor(1) as encoder:
-            encoded = encoder.map(partial(encode, add_special_tokens=False), parts)
-        encodings = list(chain.from_iterable(encoded))
+        sentences = [split_sentences(text, language) for text in batch["text"].to_pylist()]
+        encodings = encode(list(chain.from_iterable(sentences)), add_special_tokens=False)
         lengths = np.fromiter(map(len, encodings), np.int32, len(encodings))
         ends = np.cumsum([0, *lengths])
         columns = {
