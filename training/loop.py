@@ -245,11 +245,12 @@ class Loop:
         """
         for place in self._watch.look():
             self.progress.skipped_steps += 1
-            if self.progress.skipped_steps > self.settings.skip_nonfinite:
-                skipped = f"the {self.progress.skipped_steps}th such step; " if self.settings.skip_nonfinite else ""
+            number, allowed = self.progress.skipped_steps, self.settings.skip_nonfinite
+            if number > allowed:
+                more = f"the {number} such steps are more than `skip_nonfinite` ({allowed}); " if allowed else ""
                 raise FloatingPointError(
-                    f"the loss or its gradient was not finite at {place}: {skipped}{self._last_good()}. A lower "
-                    "`learning_rate` may help, or `skip_nonfinite`, which lets some such steps be left out"
+                    f"the loss or its gradient was not finite at {place}: {more}{self._last_good()}. A lower "
+                    "`learning_rate` may help, or `skip_nonfinite`, which lets so many such steps be left out"
                 )
             self._write_history("skipped", place._asdict())
             if self.accelerator.is_main_process:

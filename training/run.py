@@ -39,7 +39,7 @@ def open_run(
     family: str,
     given: dict[str, Any],
     resume: bool,
-    accept_changes: bool = False,
+    accept_changes: bool | None = None,
 ) -> Settings:
     """Starts a run in a new folder, or goes on with the one that it holds.
 
@@ -49,7 +49,8 @@ def open_run(
         family: name of the family.
         given: the settings that were given, by name.
         resume: whether to go on with the run in the folder, or to start one if there is none.
-        accept_changes: whether settings that are given go before those that the run was started with.
+        accept_changes: whether settings that are given go before those that the run was started with; None: they
+            can't.
 
     Returns:
         The run's settings: those given and the defaults, or those that the run was started with.
@@ -75,7 +76,8 @@ def open_run(
     asked = make_settings(settings_class, {**saved, **given})
     differing = setting_changes(settings, asked)
     if differing and not accept_changes:
-        raise ValueError(f"the run in {folder} can't go on with other settings: {'; '.join(differing)}")
+        hint = "" if accept_changes is None else " (`accept_changes` lets it)"
+        raise ValueError(f"the run in {folder} can't go on with other settings{hint}: {'; '.join(differing)}")
     return asked
 
 

@@ -1,17 +1,25 @@
 """A run that is killed at any instant goes on to the same weights; a full disk costs no checkpoint."""
 
+import errno
+import json
+import logging
 import os
+import pickle
 import random
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate.utils import other
+from safetensors import SafetensorError
 from transformers import modeling_utils
 
-from regard.training import family, files
+from regard.training import checkpoints, family, files
+from regard.training.checkpoints import last_whole_checkpoint, list_checkpoints
+from regard.training.loop import Loop
 
 ROOT = Path(__file__).parents[2]
 
@@ -203,3 +211,168 @@ def test_killed_at_each_operation_on_the_disk(pretrain, tmp_path, same_as_straig
                 pretrain(folder, **SETTINGS)
         same_as_straight(folder, pretrain(folder, resume=True, **SETTINGS))
         shutil.rmtree(folder)
+
+
+# A full disk
+
+
+def failures_of_a_full_disk() -> list:
+    """How each library tells of it."""
+    return [
+        OSError(errno.ENOSPC, "No space left on device"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        RuntimeError("[enforce fail at inline_container.cc:672] . PytorchStreamWriter failed writing file data/0"),
+    ]
+
+
+@pytest.mark.parametrize("error", failures_of_a_full_disk(), ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("last", [False, True])
+def test_each_write_of_a_save_can_fail(pretrain, tmp_path, same_as_straight, error, last):
+    """The earlier checkpoint stands, what is half written is removed, and one line tells both."""
+    done = operations(pretrain, tmp_path / "whole", only=of_the_second_save)
+    writes = [number for number, (name, path) in enumerate(done, start=1) if "partial-4" in path and name != "replace"]
+    names = [done[number - 1][0] for number in writes]
+    assert names[:4] == ["mkdir", "safe_save_file", "save", "save"]
+    for number in writes[len(writes) // 2 :] if last else writes[: len(writes) // 2]:
+        folder = tmp_path / str(number)
+        with pytest.MonkeyPatch.context() as patch:
+            Disk(patch, number, torn=True, error=error, only=of_the_second_save)
+            told = "the checkpoint of step 4 could not be written to .*/checkpoints: .*; the one of step 2 stands"
+            with pytest.raises(OSError, match=told) as raised:
+                pretrain(folder, **SETTINGS)
+        assert "\n" not in str(raised.value)
+        assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-2"]
+        assert last_whole_checkpoint(folder / "checkpoints").name == "step-2"
+    same_as_straight(folder, pretrain(folder, resume=True, **SETTINGS))
+
+
+def test_before_there_is_a_checkpoint(pretrain, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "save", lambda *args: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+        with pytest.raises(OSError, match="step 2 could not be written .*: No space left; there is none before it"):
+            pretrain(tmp_path / "run", **SETTINGS)
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+
+
+def test_an_old_checkpoint_that_cannot_be_deleted_ends_no_run(pretrain, tmp_path, weights_of, straight, caplog):
+    def refuse(folder):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints, "set_aside", refuse)
+        pretrain(tmp_path / "run", **SETTINGS)
+    assert [path.name for path in list_checkpoints(tmp_path / "run" / "checkpoints")] == ["step-2", "step-4"]
+    assert "step-2 could not be deleted: [Errno 13] Permission denied" in caplog.text
+    weights, expected = weights_of(tmp_path / "run"), weights_of(straight[0])
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ("partial-settings.yaml", "the beginning of the run"),
+        ("partial-origin.json", "the beginning of the run"),
+        ("partial-history.jsonl", "history.jsonl"),
+        ("partial-model/model.safetensors", "the trained model"),
+        ("partial-results.json", "the results"),
+    ],
+)
+def test_other_files_that_do_not_fit(pretrain, tmp_path, same_as_straight, part, told):
+    folder = tmp_path / "run"
+    error = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.MonkeyPatch.context() as patch:
+        Disk(patch, 1, torn=True, error=error, only=lambda name, path: path.startswith(str(folder / part)))
+        with pytest.raises(OSError, match=f"{told} could not be written to {folder}: No space left on device$"):
+            pretrain(folder, **SETTINGS)
+    same_as_straight(folder, pretrain(folder, resume=True, **SETTINGS))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 4 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True, text=True, check=False
+    )
+    if not mounted or mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted and mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("share", [0, 0.03, 0.2, 0.5, 0.7, 0.9, 0.99])
+def test_a_disk_that_is_really_full(pretrain, small_disk, straight, same_as_straight, share):
+    """There is room for a share of a checkpoint."""
+    folder, filler = small_disk / "run", small_disk / "filler"
+    size = sum(path.stat().st_size for path in (straight[0] / "checkpoints" / "step-4").iterdir())
+    whole = Loop._save
+
+    def filled(self):
+        if self.progress.step == 4:
+            filler.write_bytes(b"0" * (shutil.disk_usage(small_disk).free - int(share * size)))
+        whole(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "_save", filled)
+        told = "step 4 could not be written to .*: .*No space left on device.*; the one of step 2 stands"
+        with pytest.raises(OSError, match=told):
+            pretrain(folder, **SETTINGS)
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-2"]
+    filler.unlink()
+    same_as_straight(folder, pretrain(folder, resume=True, **SETTINGS))
+
+
+# What is loaded
+
+
+class Code:
+    """Runs code when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self._mark),)
+
+
+@pytest.mark.parametrize(
+    "name", ["optimizer.bin", "random_states_0.pkl", "pytorch_model.bin", "custom_checkpoint_0.pkl"]
+)
+@pytest.mark.parametrize("how", ["pickle", "torch"])
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_a_checkpoint_runs_no_code(pretrain, tmp_path, name, how):
+    """Not even one whose checksums are right."""
+    folder, mark = tmp_path / "run", tmp_path / "mark"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(family, "_save", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            pretrain(folder, **SETTINGS)
+    checkpoint = folder / "checkpoints" / "step-4"
+    if name == "pytorch_model.bin":
+        (checkpoint / "model.safetensors").unlink()
+    if how == "pickle":
+        (checkpoint / name).write_bytes(pickle.dumps(Code(mark)))
+    else:
+        torch.save({"state": Code(mark)}, checkpoint / name)
+    (checkpoint / "checksums.json").write_text(json.dumps(checkpoints._checksums(checkpoint)))
+    with pytest.raises(ValueError, match=r"step-4 (may run code when it is loaded|does not fit)"):
+        pretrain(folder, resume=True, **SETTINGS)
+    assert not mark.exists()
+    # It would have.
+    pickle.loads(pickle.dumps(Code(mark)))
+    assert mark.exists()
+
+
+def test_a_checkpoint_of_other_processes_is_told_of(pretrain, tmp_path, caplog):
+    folder = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(family, "_save", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            pretrain(folder, **SETTINGS)
+    checkpoint = folder / "checkpoints" / "step-4"
+    shutil.copy(checkpoint / "random_states_0.pkl", checkpoint / "random_states_1.pkl")
+    (checkpoint / "checksums.json").write_text(json.dumps(checkpoints._checksums(checkpoint)))
+    with caplog.at_level(logging.INFO, logger="regard"):
+        pretrain(folder, resume=True, **SETTINGS)
+    assert "is of 2 processes, not 1" in caplog.text
