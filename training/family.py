@@ -22,6 +22,7 @@ from .loop import CHECKPOINTS, Loop, Outcome, make_accelerator, steps_per_epoch
 from .origin import changes, describe_origin, load_origin, package_versions, save_origin, version_changes
 from .run import (
     MODEL,
+    RESULTS_FILE,
     TOKENIZER,
     load_results,
     load_settings,
@@ -130,6 +131,11 @@ def train(
     chosen = open_run(folder, family.settings_class, family.name, settings or {}, resume, accept_changes)
     finished = load_results(folder)
     if finished is not None:
+        if setting_changes(load_settings(folder, family.settings_class), chosen):
+            raise ValueError(
+                f"the run in {folder} has already ended, and can't go on with other settings: without its "
+                f"{RESULTS_FILE} it goes on from its last checkpoint"
+            )
         logger.info("The run in %s has already ended.", folder)
         return finished
     # On the meta device a model costs nothing, and sizes that don't fit are refused before the data is read.

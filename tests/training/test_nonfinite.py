@@ -94,7 +94,7 @@ def test_it_ends_the_run_at_the_next_look(pretrain, tmp_path, make_nonfinite, st
 
 def test_what_is_saved_and_recorded_is_finite(pretrain, tmp_path, make_nonfinite):
     make_nonfinite([5, 6, 7])
-    with pytest.raises(FloatingPointError, match="the last checkpoint is .*step-4"):
+    with pytest.raises(FloatingPointError, match=r"the last checkpoint is .*step-4"):
         pretrain(tmp_path / "run", **SETTINGS)
     for checkpoint in list_checkpoints(tmp_path / "run" / "checkpoints"):
         assert all(tensor.isfinite().all() for tensor in load_file(checkpoint / "model.safetensors").values())

@@ -125,7 +125,7 @@ def test_other_settings_that_are_accepted_hold_from_then_on(pretrain, begun, dat
 
 
 def test_a_model_that_the_checkpoint_does_not_fit(pretrain, begun, data):
-    with pytest.raises(ValueError, match="step-2 does not fit the model: .*size mismatch") as raised:
+    with pytest.raises(ValueError, match=r"step-2 does not fit the model: .*size mismatch") as raised:
         pretrain(
             begun,
             resume=True,

@@ -247,9 +247,10 @@ def test_each_write_of_a_save_can_fail(pretrain, tmp_path, same_as_straight, err
 
 
 def test_before_there_is_a_checkpoint(pretrain, tmp_path):
+    error = OSError(errno.ENOSPC, "No space left")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "save", lambda *args: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
-        with pytest.raises(OSError, match="step 2 could not be written .*: No space left; there is none before it"):
+        Disk(patch, 1, error=error, only=lambda name, path: name == "save")
+        with pytest.raises(OSError, match=r"step 2 could not be written .*: No space left; there is none before it"):
             pretrain(tmp_path / "run", **SETTINGS)
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
 
