@@ -32,7 +32,7 @@ from .checkpoints import (
     tidy,
 )
 from .files import write_text
-from .nonfinite import Place, StepWatch, nonfinite_weights
+from .nonfinite import Place, StepWatch, is_finite, nonfinite_weights
 from .run import without_nonfinite, writing
 from .schedule import Budget, learning_rate_factor
 from .settings import TrainingSettings, to_dict
@@ -350,7 +350,7 @@ class Loop:
         loss = accelerator.reduce(loss)
         skipped = ~loss.isfinite()
         if accelerator.scaler is None:
-            skipped = skipped | ~torch.as_tensor(norm, device=loss.device).isfinite()
+            skipped = skipped | ~is_finite(norm, loss.device)
             # So AdamW leaves the weights and its own state as they are. A gradient scaler does this by itself, and an
             # overflow of its gradient is nothing amiss.
             if self.optimizer.defaults["fused"]:

@@ -44,8 +44,14 @@ class StepWatch:
         return found
 
 
+def is_finite(number: Tensor | float, device: torch.device) -> Tensor:
+    """Whether a number is finite, also one whose parts lie in several processes; told on the device."""
+    whole = number.full_tensor() if hasattr(number, "full_tensor") else torch.as_tensor(number, device=device)
+    return whole.isfinite()
+
+
 def nonfinite_weights(model: torch.nn.Module) -> Tensor:
     """How many of a model's matrices and vectors hold what is not finite, of those that this process holds."""
-    # A parameter that is sharded over processes holds its part.
-    own = [getattr(parameter, "_local_tensor", parameter).detach() for parameter in model.parameters()]
-    return torch.stack([~part.isfinite().all() for part in own]).sum()
+    # Of a parameter that is shared out over processes, this one's part.
+    own = [parameter.to_local() if hasattr(parameter, "to_local") else parameter for parameter in model.parameters()]
+    return torch.stack([~part.detach().isfinite().all() for part in own]).sum()

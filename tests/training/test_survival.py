@@ -9,6 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -211,6 +212,47 @@ def test_killed_at_each_operation_on_the_disk(pretrain, tmp_path, same_as_straig
                 pretrain(folder, **SETTINGS)
         same_as_straight(folder, pretrain(folder, resume=True, **SETTINGS))
         shutil.rmtree(folder)
+
+
+def test_a_torn_line_of_the_history(pretrain, tmp_path, same_as_straight):
+    folder = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "_load_best", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            pretrain(folder, **SETTINGS)
+    with (folder / "history.jsonl").open("a") as file:
+        file.write('{"step": 2, "kind": "tra')
+    same_as_straight(folder, pretrain(folder, resume=True, **SETTINGS))
+
+
+@pytest.mark.slow
+def test_processes_that_are_really_killed(pretrain, tmp_path, weights_of):
+    """At random moments, most of which are in a save."""
+    settings = {**SETTINGS, "steps": 80, "save_every": 1, "evaluate_every": 0}
+    results = pretrain(tmp_path / "straight", **settings)
+    text = (tmp_path / "straight" / "settings.yaml").read_text().replace("family: bert\n", "")
+    (tmp_path / "settings.yaml").write_text(text)
+    folder, rng = tmp_path / "run", random.Random(0)
+    command = [sys.executable, "-m", "regard", "train", "bert", "--settings", str(tmp_path / "settings.yaml")]
+    reached = []
+    for _ in range(4):
+        process = subprocess.Popen(
+            [*command, "--output", str(folder), "--resume"], cwd=ROOT, stdout=subprocess.DEVNULL
+        )
+        before = [path.name for path in list_checkpoints(folder / "checkpoints")]
+        while [path.name for path in list_checkpoints(folder / "checkpoints")] == before:
+            assert process.poll() is None
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 0.3))
+        process.kill()
+        process.wait()
+        reached.append(checkpoints.latest_step(folder / "checkpoints"))
+    assert reached == sorted(set(reached))
+    assert reached[-1] < 80
+    resumed = pretrain(folder, resume=True, **settings)
+    assert {**resumed, "seconds": 0} == {**results, "seconds": 0}
+    weights, expected = weights_of(folder), weights_of(tmp_path / "straight")
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
 # A full disk
