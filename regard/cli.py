@@ -100,16 +100,20 @@ def _parse_field(text: str, option: str = "config", example: str = "hidden_size=
         raise ValueError(f"`{option}` ({text!r}) has a value that is not YAML") from None
 
 
-def settings_command(settings_class: type, run: Callable[..., Any], output: str) -> Callable[..., None]:
+def settings_command(
+    settings_class: type, run: Callable[..., Any], output: str, *, may_change: bool = False
+) -> Callable[..., None]:
     """Makes a training command whose options are the fields of a settings dataclass.
 
     Args:
         settings_class: the dataclass, see `training.settings`.
         run: is called with the output folder, the settings that were given, and whether to resume.
         output: the folder that is written to by default.
+        may_change: whether a run can be told to go on with other settings or data than it began with.
     """
 
     def command(output: Path, resume: bool, settings: Path | None, **given: Any) -> None:
+        accepted = {"accept_changes": given.pop("accept_changes")} if may_change else {}
         chosen = read_yaml(settings) if settings else {}
         flags = {name: value for name, value in given.items() if value is not None and name != "config"}
         if flags.keys() & set(DURATIONS):
@@ -119,7 +123,7 @@ def settings_command(settings_class: type, run: Callable[..., Any], output: str)
         own = chosen.get("config", {})
         if given.get("config") and isinstance(own, dict):
             chosen["config"] = own | dict(map(_parse_field, given["config"]))
-        run(output, chosen, resume=resume)
+        run(output, chosen, resume=resume, **accepted)
 
     def default_of(setting: Any) -> Any:
         return setting.default if setting.default is not MISSING else setting.default_factory()
@@ -148,6 +152,16 @@ def settings_command(settings_class: type, run: Callable[..., Any], output: str)
             ],
         ),
     ]
+    if may_change:
+        text = "With --resume: go on though settings, data, tokenizer or model have changed, and record it."
+        options.append(
+            inspect.Parameter(
+                "accept_changes",
+                keyword,
+                default=False,
+                annotation=Annotated[bool, typer.Option("--accept-changes", help=text)],
+            )
+        )
     types = field_types(settings_class)
     for setting in fields(settings_class):
         options.append(_option_for(setting.name, types[setting.name], default_of(setting), setting.metadata["help"]))
@@ -165,7 +179,7 @@ TRAIN_HELP = {
 }
 for _name, _family in TRAINABLE.items():
     train_app.command(_name, help=TRAIN_HELP[_name], short_help=TRAIN_HELP[_name].partition(":")[0].rstrip("."))(
-        settings_command(_family.settings_class, partial(train_model, _name), f"runs/{_name}")
+        settings_command(_family.settings_class, partial(train_model, _name), f"runs/{_name}", may_change=True)
     )
 
 
@@ -271,7 +285,7 @@ def push(
 
 
 def main() -> None:
-    """Runs the command line. A user's mistake is told in one line, with exit code 2."""
+    """Runs the command line. A user's mistake, or what ends a run, is told in one line, with exit code 2."""
     try:
         app()
     except UnpicklingError:
@@ -280,6 +294,6 @@ def main() -> None:
             "regard: the model's weights may run code when loaded, and are not: give one with safetensors", err=True
         )
         raise SystemExit(2) from None
-    except (ValueError, OSError, StrictDataclassError) as error:
+    except (ValueError, OSError, FloatingPointError, StrictDataclassError) as error:
         typer.echo(f"regard: {' '.join(str(error).split())}", err=True)
         raise SystemExit(2) from None

@@ -22,7 +22,12 @@ logger = logging.getLogger(__name__)
 
 
 def train_model(
-    family: str, output: str | Path | None = None, settings: dict[str, Any] | None = None, *, resume: bool = False
+    family: str,
+    output: str | Path | None = None,
+    settings: dict[str, Any] | None = None,
+    *,
+    resume: bool = False,
+    accept_changes: bool = False,
 ) -> dict[str, Any]:
     """Trains a model, writes its model card and logs what came out.
 
@@ -33,6 +38,7 @@ def train_model(
         output: folder of the run; `runs/` and the family's name if None.
         settings: fields of the family's settings by name.
         resume: go on with the run in `output`, or start it if there is none.
+        accept_changes: go on though settings, data, tokenizer or model are not those that the run began with.
 
     Raises:
         ValueError: if there is no such family.
@@ -40,7 +46,7 @@ def train_model(
     if family not in TRAINABLE:
         raise ValueError(f"`family` ({family!r}) must be one of {', '.join(TRAINABLE)}")
     folder = Path("runs", family) if output is None else Path(output)
-    results = train(TRAINABLE[family], folder, settings, resume=resume)
+    results = train(TRAINABLE[family], folder, settings, resume=resume, accept_changes=accept_changes)
     describe(results, folder / MODEL)
     return results
 

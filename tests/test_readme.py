@@ -110,6 +110,13 @@ def test_options_exist(folder: Path) -> None:
     assert told <= options_of(commands, folder)
 
 
+def test_options_of_the_page_on_runs_exist(folder: Path) -> None:
+    page = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"--[a-z][a-z-]+", page))
+    assert {"--resume", "--accept-changes", "--keep-best", "--skip-nonfinite"} <= told
+    assert told <= options_of(("train bert",), folder)
+
+
 def test_links_lead_somewhere() -> None:
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         links = re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8"))

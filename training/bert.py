@@ -77,6 +77,8 @@ class BertTask:
         token_counts: how often each id occurs in the training corpus, for the baseline.
     """
 
+    loss_name = "masked_loss"
+
     def __init__(self, train: BertExamples, held_out: BertExamples, token_counts: np.ndarray) -> None:
         self._train, self._held_out = train, held_out
         self.next_sentence = train.next_sentence

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 
+import torch
 from accelerate import Accelerator
+from accelerate.utils.other import load
 from huggingface_hub.utils.sha import sha_fileobj
+
+from .files import OLD, PARTIAL, attempt, delete_leftovers, not_written, rename_in, set_aside
 
 logger = logging.getLogger("regard.training")
 
@@ -28,6 +32,9 @@ class Progress:
         step_in_epoch: steps done in it.
         seconds: time spent in training.
         tokens: tokens seen, padding not counted.
+        skipped_steps: how many of the steps changed no weights, as their loss or gradient was not finite.
+        best_step: the step of the best evaluation, if the best is to be kept.
+        best_loss: the loss at it.
     """
 
     step: int = 0
@@ -35,12 +42,26 @@ class Progress:
     step_in_epoch: int = 0
     seconds: float = 0.0
     tokens: int = 0
+    skipped_steps: int = 0
+    best_step: int | None = None
+    best_loss: float | None = None
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, oldest first."""
     found = [path for path in folder.glob(f"{_PREFIX}*") if (path / _STATE_FILE).is_file()]
     return sorted(found, key=lambda path: int(path.name.removeprefix(_PREFIX)))
+
+
+def latest_step(folder: Path) -> int:
+    """The step of the newest checkpoint in a folder; 0 if there is none."""
+    found = list_checkpoints(folder)
+    return _number(found[-1]) if found else 0
+
+
+def checkpoint_of(folder: Path, step: int) -> Path:
+    """The checkpoint of a step, whether it is there or not."""
+    return folder / f"{_PREFIX}{step}"
 
 
 def _checksums(checkpoint: Path) -> dict[str, str]:
@@ -53,62 +74,143 @@ def _checksums(checkpoint: Path) -> dict[str, str]:
     return sums
 
 
+def is_whole(checkpoint: Path) -> bool:
+    """Whether the files of a checkpoint are as they were saved; what is not is logged."""
+    try:
+        expected = json.loads((checkpoint / _CHECKSUM_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        expected = {_CHECKSUM_FILE: ""}
+    found = _checksums(checkpoint)
+    damaged = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    if damaged:
+        logger.warning("The checkpoint %s is damaged (%s), and is left out.", checkpoint, ", ".join(damaged))
+    return not damaged
+
+
 def last_whole_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint whose files are as they were saved; what is passed over is logged."""
-    for partial in folder.glob("partial-*"):
+    for partial in folder.glob(f"{PARTIAL}*"):
         logger.warning("The checkpoint %s was not saved to its end, and is left out.", partial)
-    for checkpoint in reversed(list_checkpoints(folder)):
-        try:
-            expected = json.loads((checkpoint / _CHECKSUM_FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            expected = {_CHECKSUM_FILE: ""}
-        found = _checksums(checkpoint)
-        damaged = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
-        if not damaged:
-            return checkpoint
-        logger.warning("The checkpoint %s is damaged (%s), and is left out.", checkpoint, ", ".join(damaged))
-    return None
+    return next((checkpoint for checkpoint in reversed(list_checkpoints(folder)) if is_whole(checkpoint)), None)
 
 
 def save_checkpoint(accelerator: Accelerator, folder: Path, progress: Progress, keep_last: int) -> None:
-    """Saves weights, optimizer, random state and progress, and then deletes all but the last checkpoints.
+    """Saves weights, optimizer, random state and progress, and then deletes what need not be kept.
+
+    Kept are the last checkpoints, and the one of the best evaluation that each of them knows.
 
     Args:
         accelerator: holds what is prepared for training. Every process must call this.
         folder: of the checkpoints.
         progress: where the run stands.
         keep_last: number of checkpoints to keep.
+
+    Raises:
+        OSError: in every process, if one could not write its part. The earlier checkpoints are as they were.
     """
-    final = folder / f"{_PREFIX}{progress.step}"
-    partial = folder / f"partial-{progress.step}"
-    if accelerator.is_main_process:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    accelerator.wait_for_everyone()
-    accelerator.save_state(str(partial))
-    if accelerator.is_main_process:
-        (partial / _STATE_FILE).write_text(json.dumps(asdict(progress)), encoding="utf-8")
-        (partial / _CHECKSUM_FILE).write_text(json.dumps(_checksums(partial), indent=2), encoding="utf-8")
-        for path in partial.rglob("*"):
-            _flush(path)
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(partial, final)
-        _flush(folder)
-        for old in list_checkpoints(folder)[:-keep_last]:
-            shutil.rmtree(old)
-    accelerator.wait_for_everyone()
+    partial = folder / f"{PARTIAL}{progress.step}"
+    main = accelerator.is_main_process
+    failure = attempt(lambda: _make_room(folder, partial)) if main else None
+    # The processes agree before each part, so that none waits for one that has failed.
+    if _all_did(accelerator, failure):
+        failure = attempt(lambda: accelerator.save_state(str(partial)))
+    if _all_did(accelerator, failure) and main:
+        failure = attempt(lambda: _finish(partial, checkpoint_of(folder, progress.step), progress))
+    if not _all_did(accelerator, failure):
+        earlier = list_checkpoints(folder)
+        stands = f"; the one of step {_number(earlier[-1])} stands" if earlier else "; there is none before it"
+        error = not_written(f"the checkpoint of step {progress.step}", folder, failure, stands)
+        if main:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise error from failure
+    if main:
+        for checkpoint in list_checkpoints(folder):
+            # It is damaged: the run would else have gone on from it.
+            if _number(checkpoint) > progress.step:
+                _delete(checkpoint)
+        tidy(folder, progress.step, keep_last)
 
 
-def _flush(path: Path) -> None:
-    # Without this, a machine that loses power can keep the new name and lose the content.
-    descriptor = os.open(path, os.O_RDONLY)
+def tidy(folder: Path, step: int, keep_last: int) -> None:
+    """Deletes what was left half written or half deleted, and the checkpoints that need not be kept.
+
+    Args:
+        folder: of the checkpoints.
+        step: of the last checkpoint that counts; later ones are left alone.
+        keep_last: number of checkpoints to keep, beside the one of the best evaluation that each of them knows.
+    """
+    for prefix in (PARTIAL, OLD):
+        delete_leftovers(folder, prefix)
+    known = [path for path in list_checkpoints(folder) if _number(path) <= step]
+    kept = set(known[-keep_last:])
+    kept |= {checkpoint_of(folder, best) for best in map(_best_step, kept) if best is not None}
+    for checkpoint in known:
+        if checkpoint not in kept:
+            _delete(checkpoint)
+
+
+def _delete(checkpoint: Path) -> None:
+    failure = attempt(lambda: shutil.rmtree(set_aside(checkpoint)))
+    if failure is not None:
+        logger.warning("The checkpoint %s could not be deleted: %s", checkpoint, failure)
+
+
+def _all_did(accelerator: Accelerator, failure: Exception | None) -> bool:
+    """Whether no process failed, once all have come here."""
+    if accelerator.num_processes == 1:
+        return failure is None
+    failed = torch.tensor([int(failure is not None)], device=accelerator.device)
+    return int(accelerator.reduce(failed)[0]) == 0
+
+
+def _make_room(folder: Path, partial: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for prefix in (PARTIAL, OLD):
+        delete_leftovers(folder, prefix)
+    partial.mkdir()
+
+
+def _finish(partial: Path, final: Path, progress: Progress) -> None:
+    (partial / _STATE_FILE).write_text(json.dumps(asdict(progress)), encoding="utf-8")
+    (partial / _CHECKSUM_FILE).write_text(json.dumps(_checksums(partial), indent=2), encoding="utf-8")
+    rename_in(partial, final)
+
+
+def _best_step(checkpoint: Path) -> int | None:
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        return json.loads((checkpoint / _STATE_FILE).read_text(encoding="utf-8")).get("best_step")
+    except ValueError:
+        # A damaged one knows none.
+        return None
+
+
+def _number(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix(_PREFIX))
 
 
 def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> Progress:
-    """Restores what `save_checkpoint` saved, and tells where the run stood."""
-    accelerator.load_state(str(checkpoint))
+    """Restores what `save_checkpoint` saved, and tells where the run stood.
+
+    Another number of processes than saved it can load it too; then dropout is not what it would have been.
+
+    Raises:
+        ValueError: if the checkpoint does not fit the model, or holds what may run code when it is loaded.
+    """
+    saved_by = len(list(checkpoint.glob("random_states_*.pkl")))
+    if saved_by != accelerator.num_processes:
+        logger.info(
+            "The checkpoint %s is of %d processes, not %d: what is drawn in training, such as dropout, is not as it "
+            "would have been.",
+            *(checkpoint, saved_by, accelerator.num_processes),
+        )
+    try:
+        if saved_by == accelerator.num_processes:
+            # Accelerate passes over what it can't read.
+            load(checkpoint / f"random_states_{accelerator.process_index}.pkl", weights_only=True)
+        accelerator.load_state(str(checkpoint), load_kwargs={"weights_only": True})
+    except UnpicklingError:
+        raise ValueError(f"the checkpoint {checkpoint} may run code when it is loaded, and is not") from None
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"the checkpoint {checkpoint} does not fit the model: {reason}") from None
     return Progress(**json.loads((checkpoint / _STATE_FILE).read_text(encoding="utf-8")))

@@ -69,6 +69,8 @@ class DecoderTask:
         vocab_size: number of tokens.
     """
 
+    loss_name = "loss"
+
     def __init__(self, train: BlockExamples, held_out: BlockExamples, pad_id: int, vocab_size: int) -> None:
         self._train, self._held_out = train, held_out
         self.collate = BlockCollator(pad_id)

@@ -9,9 +9,10 @@ from transformers import AutoConfig
 
 from .families import TRAINABLE
 from .family import add_tried
-from .loop import evaluate, make_accelerator
+from .loop import make_accelerator
 from .run import SETTINGS_FILE, model_path, naming_the_model
 from .settings import make_settings, read_yaml
+from .task import evaluate
 
 
 def evaluate_model(

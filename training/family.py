@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from abc import ABC, abstractmethod
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -18,10 +16,25 @@ from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from ..tokenization.generative import save_tokenizer
-from .loop import Loop, Outcome, Task, make_accelerator, steps_per_epoch
-from .run import MODEL, TOKENIZER, load_results, open_run, save_results, save_settings
+from .checkpoints import latest_step
+from .files import PARTIAL, delete_leftovers, rename_in
+from .loop import CHECKPOINTS, Loop, Outcome, make_accelerator, steps_per_epoch
+from .origin import changes, describe_origin, load_origin, package_versions, save_origin, version_changes
+from .run import (
+    MODEL,
+    RESULTS_FILE,
+    TOKENIZER,
+    load_results,
+    load_settings,
+    open_run,
+    save_results,
+    save_settings,
+    setting_changes,
+    writing,
+)
 from .schedule import Budget
 from .settings import TrainingSettings, to_dict
+from .task import Task
 
 logger = logging.getLogger("regard.training")
 
@@ -89,7 +102,12 @@ class Family(ABC, Generic[Settings]):
 
 
 def train(
-    family: Family[Settings], output: str | Path, settings: dict[str, Any] | None = None, *, resume: bool = False
+    family: Family[Settings],
+    output: str | Path,
+    settings: dict[str, Any] | None = None,
+    *,
+    resume: bool = False,
+    accept_changes: bool = False,
 ) -> dict[str, Any]:
     """Trains a model on Accelerate, in as many processes as it is launched in.
 
@@ -98,17 +116,26 @@ def train(
         output: folder of the run, see `run`.
         settings: fields of the family's settings by name.
         resume: go on with the run in `output`, or start it if there is none.
+        accept_changes: go on though settings, data, tokenizer or model are not those that the run began with.
 
     Returns:
         What the run came to, as it is written to `results.json`.
 
     Raises:
         ValueError: for settings, data or a folder that won't do. Nothing is written before all are known to do.
+        FloatingPointError: if the training comes to numbers that are not finite.
+        OSError: if something can't be written.
+        SystemExit: after SIGINT or SIGTERM, with 128 and the signal's number, once a checkpoint is saved.
     """
     folder = Path(output)
-    chosen = open_run(folder, family.settings_class, family.name, settings or {}, resume)
+    chosen = open_run(folder, family.settings_class, family.name, settings or {}, resume, accept_changes)
     finished = load_results(folder)
     if finished is not None:
+        if setting_changes(load_settings(folder, family.settings_class), chosen):
+            raise ValueError(
+                f"the run in {folder} has already ended, and can't go on with other settings: without its "
+                f"{RESULTS_FILE} it goes on from its last checkpoint"
+            )
         logger.info("The run in %s has already ended.", folder)
         return finished
     # On the meta device a model costs nothing, and sizes that don't fit are refused before the data is read.
@@ -117,7 +144,7 @@ def train(
     accelerator = make_accelerator(chosen, folder)
     with accelerator.main_process_first():
         rows, held_out = family.load_data(chosen)
-        task, processor, data = _prepare(family, folder, chosen, rows, held_out)
+        task, processor, data = _prepare(family, folder, chosen, rows, held_out, accept_changes)
     set_seed(chosen.seed)
     model = family.make_model(chosen, processor)
     budget = Budget(chosen.steps, chosen.epochs, chosen.minutes)
@@ -129,6 +156,9 @@ def train(
         outcome = Loop(task, model, chosen, budget, folder, accelerator).run(resume)
         model = accelerator.unwrap_model(model).eval()
         results = _results(family.name, chosen, model, data, outcome, accelerator)
+        accepted = (load_origin(folder) or {}).get("accepted")
+        if accepted:
+            results["accepted_changes"] = accepted
         add_tried(results, family.try_out(chosen, model, processor, held_out))
         if "generated" in results:
             results["generated"] = results["generated"][:SHOWN]
@@ -147,19 +177,67 @@ def add_tried(results: dict[str, Any], tried: dict[str, Any]) -> None:
 
 
 def _prepare(
-    family: Family[Settings], folder: Path, settings: Settings, rows: Dataset, held_out: Dataset
+    family: Family[Settings],
+    folder: Path,
+    settings: Settings,
+    rows: Dataset,
+    held_out: Dataset,
+    accept_changes: bool,
 ) -> tuple[Task, Any, dict[str, Any]]:
-    """Makes the task. In a new run, writes settings and processor once everything is known to do."""
+    """Makes the task. In a new run, writes settings and processor once everything is known to do.
+
+    Raises:
+        ValueError: if the run began with something else.
+    """
     begun = (folder / TOKENIZER).exists()
     processor = family.load_processor(folder / TOKENIZER) if begun else family.make_processor(settings, rows)
     task, data = family.make_task(settings, processor, rows, held_out)
     steps_per_epoch(task.epoch(0), settings.batch_size)
-    if not begun:
-        save_settings(folder, family.name, settings)
-        # Renamed in: a resumed run takes a tokenizer that is there to be whole.
-        save_tokenizer(processor, folder / f"partial-{TOKENIZER}")
-        os.replace(folder / f"partial-{TOKENIZER}", folder / TOKENIZER)
+    with torch.device("meta"):
+        config = family.make_model(settings, processor).config
+    if begun:
+        origin = describe_origin(rows, held_out, folder / TOKENIZER, config)
+        _require_the_same(family, folder, settings, origin, accept_changes)
+    else:
+        with writing("the beginning of the run", folder):
+            save_settings(folder, family.name, settings)
+            # Renamed in, and last: a run whose tokenizer is there has begun.
+            partial = folder / f"{PARTIAL}{TOKENIZER}"
+            delete_leftovers(folder, PARTIAL, TOKENIZER)
+            save_tokenizer(processor, partial)
+            save_origin(folder, describe_origin(rows, held_out, partial, config))
+            rename_in(partial, folder / TOKENIZER)
     return task, processor, data
+
+
+def _require_the_same(
+    family: Family[Settings], folder: Path, settings: Settings, origin: dict[str, Any], accept_changes: bool
+) -> None:
+    """Checks that a run goes on with what it began with; what is accepted instead is recorded."""
+    begun = load_origin(folder)
+    if begun is None:
+        # Of a version that did not write it.
+        begun = origin
+    versions = version_changes(begun, origin)
+    if versions:
+        logger.warning("The run began with other versions, and may not go on to the bit: %s.", "; ".join(versions))
+    found = changes(begun, origin)
+    if found and not accept_changes:
+        raise ValueError(
+            f"the run in {folder} can't go on with something else than it began with (`accept_changes` lets it): "
+            + "; ".join(found)
+        )
+    found = setting_changes(load_settings(folder, family.settings_class), settings) + found
+    accepted = begun.get("accepted", [])
+    if found:
+        step = latest_step(folder / CHECKPOINTS)
+        logger.warning("The run goes on from step %d with what it did not begin with: %s.", step, "; ".join(found))
+        accepted = [*accepted, {"step": step, "changes": found}]
+    if found or load_origin(folder) is None:
+        with writing("what the run goes on with", folder):
+            # The record first: without it the settings would seem to have been so from the beginning.
+            save_origin(folder, {**origin, "versions": begun["versions"], "accepted": accepted})
+            save_settings(folder, family.name, settings)
 
 
 def _results(
@@ -180,17 +258,20 @@ def _results(
         "device": accelerator.device.type,
         "data": data,
         "settings": to_dict(settings),
-        "versions": {
-            name: version(name) for name in ("torch", "transformers", "accelerate", "datasets", "tokenizers")
-        },
+        "versions": package_versions(),
     }
 
 
 def _save(accelerator: Accelerator, folder: Path, model: PreTrainedModel, results: dict[str, Any]) -> None:
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        model.save_pretrained(folder / MODEL)
-        # As it was when the run began: using it has left its last padding and truncation in it.
-        shutil.copytree(folder / TOKENIZER, folder / MODEL, dirs_exist_ok=True)
-        save_results(folder, results)
+        partial = folder / f"{PARTIAL}{MODEL}"
+        with writing("the trained model", folder):
+            delete_leftovers(folder, PARTIAL)
+            model.save_pretrained(partial)
+            # As it was when the run began: using it has left its last padding and truncation in it.
+            shutil.copytree(folder / TOKENIZER, partial, dirs_exist_ok=True)
+            rename_in(partial, folder / MODEL)
+        with writing("the results", folder):
+            save_results(folder, results)
     accelerator.wait_for_everyone()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
+import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import NoReturn
 
 import torch
 from accelerate import Accelerator
@@ -19,49 +21,27 @@ from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from .checkpoints import Progress, last_whole_checkpoint, load_checkpoint, save_checkpoint
+from .checkpoints import (
+    Progress,
+    checkpoint_of,
+    is_whole,
+    last_whole_checkpoint,
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+    tidy,
+)
+from .files import write_text
+from .nonfinite import Place, StepWatch, is_finite, nonfinite_weights
+from .run import without_nonfinite, writing
 from .schedule import Budget, learning_rate_factor
 from .settings import TrainingSettings, to_dict
+from .signals import StopSignals
+from .task import Examples, Task, evaluate, make_loader
 
 logger = logging.getLogger("regard.training")
 
-
-class Examples(Protocol):
-    """A `torch.utils.data.Dataset` that knows its length."""
-
-    def __len__(self) -> int:
-        """The number of examples."""
-
-    def __getitem__(self, index: int) -> Any:
-        """One example."""
-
-
-class Task(Protocol):
-    """What one family's training differs in from another's."""
-
-    def epoch(self, number: int) -> Examples:
-        """The examples of an epoch, in its order; each depends on the seed, the epoch and its index alone."""
-
-    def held_out(self) -> Examples:
-        """The examples to evaluate on, always the same."""
-
-    def collate(self, examples: list[Any]) -> dict[str, Tensor]:
-        """Examples to a padded batch."""
-
-    def tokens(self, batch: dict[str, Tensor]) -> int:
-        """The number of tokens in a batch, padding not counted."""
-
-    def counts(self, batch: dict[str, Tensor]) -> dict[str, int]:
-        """Over how many items the losses of a batch are means, by the name of the model's argument for it."""
-
-    def forward(self, model: nn.Module, batch: dict[str, Tensor], **counts: Tensor) -> Any:
-        """The model's output, whose `loss` is the batch's share of the mean over `counts`, if they are given."""
-
-    def sums(self, output: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What an evaluation adds up over batches."""
-
-    def metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """The figures of an evaluation, from those sums."""
+CHECKPOINTS, HISTORY_FILE = "checkpoints", "history.jsonl"
 
 
 @dataclass
@@ -131,49 +111,6 @@ def make_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.98), eps=1e-6, fused=True)
 
 
-def make_loader(
-    task: Task, examples: Examples, batches: list[range], workers: int, accelerator: Accelerator
-) -> DataLoader:
-    """Loads batches of examples, each given by the indices of its examples."""
-    return DataLoader(
-        examples,  # type: ignore[arg-type]
-        batch_sampler=batches,  # type: ignore[arg-type]
-        collate_fn=task.collate,
-        num_workers=workers,
-        # Without one of its own it would draw a number from the generator that dropout uses.
-        generator=torch.Generator(),
-        pin_memory=accelerator.device.type == "cuda",
-    )
-
-
-@torch.no_grad()
-def evaluate(task: Task, model: nn.Module, settings: TrainingSettings, accelerator: Accelerator) -> dict[str, float]:
-    """A task's figures on its held-out examples, each of them counted once over all processes.
-
-    Args:
-        task: gives the examples, and the figures.
-        model: is evaluated; its mode (training or evaluation) is left as it was.
-        settings: give the size of a batch, and how many to take.
-        accelerator: what `make_accelerator` gave.
-    """
-    examples = task.held_out()
-    size, total = settings.batch_size, len(examples)
-    batches = [range(start, min(start + size, total)) for start in range(0, total, size)]
-    batches = batches[: settings.evaluation_batches]
-    own = batches[accelerator.process_index :: accelerator.num_processes]
-    # A process without a batch of its own still takes part in adding up.
-    weight = 1.0 if own else 0.0
-    sums: dict[str, Tensor] = {}
-    was_training = model.training
-    model.eval()
-    for batch in make_loader(task, examples, own or batches[:1], settings.workers, accelerator):
-        batch = send_to_device(batch, accelerator.device)
-        for name, value in task.sums(task.forward(model, batch), batch).items():
-            sums[name] = sums.get(name, 0) + weight * value.to(accelerator.device).double()
-    model.train(was_training)
-    return task.metrics({name: float(accelerator.reduce(value)) for name, value in sums.items()})
-
-
 class Loop:
     """One run of one task.
 
@@ -196,7 +133,7 @@ class Loop:
         accelerator: Accelerator,
     ) -> None:
         self.task, self.settings, self.budget, self.accelerator = task, settings, budget, accelerator
-        self.checkpoints, self.history = folder / "checkpoints", folder / "history.jsonl"
+        self.checkpoints, self.history = folder / CHECKPOINTS, folder / HISTORY_FILE
         if settings.compile:
             # Batches differ in their number of tokens, and must not be compiled for each of them.
             model.compile(dynamic=True)
@@ -204,6 +141,8 @@ class Loop:
         accelerator.register_save_state_pre_hook(_drop_tied_weights)
         self._highest_rate = self.optimizer.param_groups[0]["lr"]
         self.progress = Progress()
+        self._saved_step: int | None = None
+        self._signals, self._watch = StopSignals(), StepWatch()
 
     def run(self, resume: bool = False) -> Outcome:
         """Trains to the end of the budget, and evaluates.
@@ -212,7 +151,10 @@ class Loop:
             resume: go on from the last checkpoint, if there is one.
 
         Raises:
-            ValueError: if the data makes no whole batch.
+            ValueError: if the data makes no whole batch, or the checkpoint won't do.
+            FloatingPointError: if more steps than are allowed had a loss or gradient that is not finite.
+            OSError: if a checkpoint can't be written.
+            SystemExit: after SIGINT or SIGTERM, once a checkpoint is saved.
         """
         settings, accelerator = self.settings, self.accelerator
         # Dropout differs between processes; the weights, made before, do not.
@@ -220,8 +162,11 @@ class Loop:
         saved = last_whole_checkpoint(self.checkpoints) if resume else None
         if saved:
             self.progress = load_checkpoint(accelerator, saved)
+            self._saved_step = self.progress.step
             logger.info("Going on from step %d.", self.progress.step)
         if accelerator.is_main_process:
+            if saved:
+                tidy(self.checkpoints, self.progress.step, settings.keep_last)
             self._keep_history_to(self.progress.step)
         accelerator.init_trackers("regard", {name: str(value) for name, value in to_dict(settings).items()})
         return Outcome(self._train(), self.progress, accelerator.num_processes)
@@ -230,16 +175,21 @@ class Loop:
         settings, progress = self.settings, self.progress
         losses: list[Tensor] = []
         metrics: dict[str, float] | None = None
-        with self._bar() as bar:
+        with self._bar() as bar, self._signals:
             meter = _Meter(progress.tokens)
             for batches, share in self._steps():
                 metrics = None
-                loss, norm = self._step(batches, share)
+                done = self._step(batches, share)
+                if done is None:
+                    self._stop()
+                loss, norm = done
                 losses.append(loss)
                 bar.n = share
                 if progress.step % settings.log_every == 0:
+                    self._require_finite()
+                    known = torch.stack(losses)
                     values = {
-                        "loss": torch.stack(losses).mean().item(),
+                        "loss": known[known.isfinite()].mean().item(),
                         "gradient_norm": float(norm),
                         "learning_rate": self.optimizer.param_groups[0]["lr"],
                         "tokens_per_second": meter.rate(progress.tokens),
@@ -252,11 +202,85 @@ class Loop:
                     metrics = self.evaluate()
                     meter = _Meter(progress.tokens)
                 # Last, so that a resumed run does not lack what was recorded at this step.
-                if settings.save_every and progress.step % settings.save_every == 0:
-                    save_checkpoint(self.accelerator, self.checkpoints, progress, settings.keep_last)
+                is_best = metrics is not None and progress.best_step == progress.step
+                if is_best or (settings.save_every and progress.step % settings.save_every == 0):
+                    self._save()
                     meter = _Meter(progress.tokens)
             bar.n = 1
-        return metrics or self.evaluate()
+            if self._sum(self._signals.received or 0):
+                self._stop()
+        self._require_finite_weights()
+        metrics = metrics or self.evaluate()
+        return self._load_best() or metrics
+
+    def _save(self) -> None:
+        """Saves a checkpoint, unless there is one of this step."""
+        if self._saved_step != self.progress.step:
+            self._require_finite_weights()
+            save_checkpoint(self.accelerator, self.checkpoints, self.progress, self.settings.keep_last)
+            self._saved_step = self.progress.step
+
+    def _stop(self) -> NoReturn:
+        """Ends the run as a signal to one of the processes asked for."""
+        self._save()
+        number = self._signals.received or signal.SIGTERM
+        if self.accelerator.is_main_process:
+            logger.warning(
+                "Stopped by %s after step %d, whose checkpoint is saved: the same command with --resume goes on.",
+                *(signal.Signals(number).name, self.progress.step),
+            )
+        raise SystemExit(128 + number)
+
+    def _sum(self, number: int) -> int:
+        """The sum of each process's number."""
+        if self.accelerator.num_processes == 1:
+            return number
+        return int(self.accelerator.reduce(torch.tensor([number], device=self.accelerator.device))[0])
+
+    def _require_finite(self) -> None:
+        """Records the steps that were skipped since the last look.
+
+        Raises:
+            FloatingPointError: if they are more than may be skipped.
+        """
+        for place in self._watch.look():
+            self.progress.skipped_steps += 1
+            number, allowed = self.progress.skipped_steps, self.settings.skip_nonfinite
+            if number > allowed:
+                more = f"the {number} such steps are more than `skip_nonfinite` ({allowed}); " if allowed else ""
+                raise FloatingPointError(
+                    f"the loss or its gradient was not finite at {place}: {more}{self._last_good()}. A lower "
+                    "`learning_rate` may help, or `skip_nonfinite`, which lets so many such steps be left out"
+                )
+            self._write_history("skipped", place._asdict())
+            if self.accelerator.is_main_process:
+                logger.warning("The loss or its gradient was not finite at %s, which changed no weights.", place)
+
+    def _require_finite_weights(self) -> None:
+        self._require_finite()
+        if self._sum(int(nonfinite_weights(self.model))):
+            raise FloatingPointError(
+                f"the weights are not finite after step {self.progress.step}: {self._last_good()}. A lower "
+                "`learning_rate` may help"
+            )
+
+    def _last_good(self) -> str:
+        found = list_checkpoints(self.checkpoints)
+        return f"the last checkpoint is {found[-1]}" if found else "there is no checkpoint"
+
+    def _load_best(self) -> dict[str, float] | None:
+        """Loads the model of the best evaluation, if that is to be kept and was not the last; gives its figures."""
+        progress, best = self.progress, self.progress.best_step
+        if not self.settings.keep_best or best in (None, progress.step):
+            return None
+        checkpoint = checkpoint_of(self.checkpoints, best)
+        if not (checkpoint.is_dir() and is_whole(checkpoint)):
+            logger.warning("There is no whole checkpoint of step %d, the best: the model is the last one.", best)
+            progress.best_step = progress.best_loss = None
+            return None
+        load_checkpoint(self.accelerator, checkpoint)
+        logger.info("The best evaluation was that at step %d, and the model is the one of that step.", best)
+        return evaluate(self.task, self.model, self.settings, self.accelerator)
 
     def _steps(self) -> Iterator[tuple[list[dict[str, Tensor]], float]]:
         """This process's parts of each batch still to come, and the share of the run that is done before it."""
@@ -265,7 +289,7 @@ class Loop:
         while True:
             examples = self.task.epoch(progress.epoch)
             steps = steps_per_epoch(examples, settings.batch_size)
-            parts = iter(self._loader(examples, progress.step_in_epoch, steps))
+            parts = iter(self._loader(examples, progress.step_in_epoch, steps, settings.workers))
             for step in range(progress.step_in_epoch, steps):
                 progress.seconds = time.monotonic() - started
                 share = self._agreed(
@@ -273,8 +297,15 @@ class Loop:
                 )
                 if share >= 1:
                     return
-                progress.step_in_epoch = step + 1
-                yield [next(parts) for _ in range(settings.accumulation)], share
+                try:
+                    batches = [next(parts) for _ in range(settings.accumulation)]
+                except RuntimeError:
+                    if not self._signals.received:
+                        raise
+                    # The signal has ended the processes that prepare batches too.
+                    parts = iter(self._loader(examples, step, steps, workers=0))
+                    batches = [next(parts) for _ in range(settings.accumulation)]
+                yield batches, share
             progress.epoch, progress.step_in_epoch = progress.epoch + 1, 0
 
     def _agreed(self, share: float) -> float:
@@ -283,7 +314,7 @@ class Loop:
             return share
         return float(broadcast(torch.tensor([share], device=self.accelerator.device))[0])
 
-    def _loader(self, examples: Examples, first_step: int, steps: int) -> DataLoader:
+    def _loader(self, examples: Examples, first_step: int, steps: int, workers: int) -> DataLoader:
         """Loads this process's parts of the batches. The global batch is the same however many processes share it."""
         settings, accelerator = self.settings, self.accelerator
         part = settings.batch_size // (accelerator.num_processes * settings.accumulation)
@@ -291,15 +322,21 @@ class Loop:
         stride = accelerator.num_processes * part
         starts = range(first_step * settings.batch_size + begin, steps * settings.batch_size, stride)
         batches = [range(start, start + part) for start in starts]
-        return make_loader(self.task, examples, batches, settings.workers, accelerator)
+        return make_loader(self.task, examples, batches, workers, accelerator)
 
-    def _step(self, batches: list[dict[str, Tensor]], share: float) -> tuple[Tensor, Tensor | float]:
-        """One optimizer step: its loss over the global batch, and the norm of its gradient."""
-        settings, accelerator = self.settings, self.accelerator
+    def _step(self, batches: list[dict[str, Tensor]], share: float) -> tuple[Tensor, Tensor | float] | None:
+        """One optimizer step: its loss over the global batch, and the norm of its gradient.
+
+        Returns:
+            None, with nothing done, if a process was asked to end.
+        """
+        settings, accelerator, progress = self.settings, self.accelerator, self.progress
+        stop, tokens, counts = self._count(batches)
+        if stop:
+            return None
         factor = learning_rate_factor(share, settings.warmup, settings.schedule)
         for group in self.optimizer.param_groups:
             group["lr"] = self._highest_rate * factor
-        tokens, counts = self._count(batches)
         loss = torch.zeros((), device=accelerator.device)
         for number, batch in enumerate(batches, start=1):
             last = number == len(batches)
@@ -310,41 +347,73 @@ class Loop:
                 accelerator.backward(part * accelerator.num_processes)
                 loss += part.detach()
         norm = accelerator.clip_grad_norm_(self.model.parameters(), settings.clip or float("inf"))
+        loss = accelerator.reduce(loss)
+        skipped = ~loss.isfinite()
+        if accelerator.scaler is None:
+            skipped = skipped | ~is_finite(norm, loss.device)
+            # So AdamW leaves the weights and its own state as they are. A gradient scaler does this by itself, and an
+            # overflow of its gradient is nothing amiss.
+            if self.optimizer.defaults["fused"]:
+                self.optimizer.optimizer.found_inf = skipped.float()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.progress.step += 1
-        self.progress.tokens += tokens
-        return accelerator.reduce(loss), norm
+        first = progress.step_in_epoch * settings.batch_size
+        progress.step += 1
+        progress.step_in_epoch += 1
+        progress.tokens += tokens
+        place = Place(progress.step, progress.epoch, first, first + settings.batch_size - 1)
+        self._watch.note(place, skipped)
+        return loss, norm
 
-    def _count(self, batches: list[dict[str, Tensor]]) -> tuple[int, dict[str, Tensor]]:
-        """Tokens, and the items of each loss, in the global batch."""
+    def _count(self, batches: list[dict[str, Tensor]]) -> tuple[bool, int, dict[str, Tensor]]:
+        """Whether a process is to stop; tokens, and the items of each loss, in the global batch."""
         each = [{"tokens": self.task.tokens(batch), **self.task.counts(batch)} for batch in batches]
         names = list(each[0])
-        totals = torch.tensor([sum(counts[name] for counts in each) for name in names])
+        totals = torch.tensor([self._signals.received or 0, *(sum(counts[name] for counts in each) for name in names)])
         if self.accelerator.num_processes > 1:
             totals = self.accelerator.reduce(totals.to(self.accelerator.device))
-        counts = dict(zip(names, totals, strict=True))
-        return int(counts.pop("tokens")), counts
+        counts = dict(zip(names, totals[1:], strict=True))
+        return bool(totals[0]), int(counts.pop("tokens")), counts
 
     def evaluate(self) -> dict[str, float]:
         """The task's figures on the held-out examples, which are recorded and logged."""
-        metrics = evaluate(self.task, self.model, self.settings, self.accelerator)
+        self._require_finite()
+        try:
+            metrics = evaluate(self.task, self.model, self.settings, self.accelerator)
+        except RuntimeError:
+            if not self._signals.received:
+                raise
+            # As in `_steps`.
+            metrics = evaluate(self.task, self.model, replace(self.settings, workers=0), self.accelerator)
         self._record("evaluation", metrics)
         figures = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in metrics.items())
         logger.info("Step %d: %s", self.progress.step, figures)
+        loss, best = metrics[self.task.loss_name], self.progress.best_loss
+        if not math.isfinite(loss) and self.accelerator.is_main_process:
+            logger.warning("The held-out loss at step %d is not finite.", self.progress.step)
+        elif self.settings.keep_best and (best is None or loss < best):
+            self.progress.best_step, self.progress.best_loss = self.progress.step, loss
         return metrics
 
     def _record(self, kind: str, values: dict[str, float]) -> None:
         self.accelerator.log({f"{kind}/{name}": value for name, value in values.items()}, step=self.progress.step)
+        self._write_history(kind, {"step": self.progress.step, **values})
+
+    def _write_history(self, kind: str, values: dict[str, float]) -> None:
         if self.accelerator.is_main_process:
-            with self.history.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": self.progress.step, "kind": kind, **values}) + "\n")
+            record = without_nonfinite({"step": values["step"], "kind": kind, **values})
+            with writing(f"a line of {HISTORY_FILE}", self.history.parent), self.history.open("a") as file:
+                file.write(json.dumps(record) + "\n")
 
     def _keep_history_to(self, step: int) -> None:
-        """Drops what was recorded after the checkpoint that the run goes on from."""
-        lines = self.history.read_text(encoding="utf-8").splitlines() if self.history.exists() else []
-        kept = [line for line in lines if json.loads(line)["step"] <= step]
-        self.history.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        """Drops what was recorded after the checkpoint that the run goes on from, and a line that was torn."""
+        kept = []
+        for line in self.history.read_text(encoding="utf-8").splitlines() if self.history.exists() else []:
+            with contextlib.suppress(ValueError):
+                if json.loads(line)["step"] <= step:
+                    kept.append(line)
+        with writing(HISTORY_FILE, self.history.parent):
+            write_text(self.history, "".join(line + "\n" for line in kept))
 
     def _bar(self) -> tqdm:
         """A bar of the share done, with the time left; none where no one watches."""

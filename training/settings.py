@@ -54,6 +54,12 @@ class TrainingSettings:
     log_with: list[str] = option(["tensorboard"], "Trackers to log to, as Accelerate names them; 'none' for none.")
     save_every: int = option(200, "Steps between checkpoints; 0 saves none.")
     keep_last: int = option(2, "Checkpoints to keep.")
+    keep_best: bool = option(
+        False, "Keep the checkpoint with the lowest held-out loss as well; the final model is that one's."
+    )
+    skip_nonfinite: int = option(
+        0, "Steps that may be skipped, in all, because their loss or gradient is not finite; one more ends the run."
+    )
 
     def __post_init__(self) -> None:
         self.check()
@@ -76,13 +82,15 @@ class TrainingSettings:
         for name in ("batch_size", "accumulation", "log_every", "keep_last", "evaluation_batches"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"`{name}` ({getattr(self, name)}) must be at least 1")
-        for name in ("workers", "evaluate_every", "save_every", "weight_decay", "clip", "seed"):
+        for name in ("workers", "evaluate_every", "save_every", "weight_decay", "clip", "seed", "skip_nonfinite"):
             if getattr(self, name) < 0:
                 raise ValueError(f"`{name}` ({getattr(self, name)}) must be at least 0")
         if self.seed >= 2**32:
             raise ValueError(f"`seed` ({self.seed}) must be less than 2**32, which is NumPy's limit")
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"`warmup` ({self.warmup}) must be at least 0 and at most 1")
+        if self.keep_best and not self.evaluate_every:
+            raise ValueError("`keep_best` needs evaluations to choose by: `evaluate_every` must be more than 0")
         self.require_choice("schedule", ("linear", "cosine", "constant"))
         self.require_choice("precision", ("no", "bf16", "fp16"))
 

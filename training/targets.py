@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from .loop import Examples
 from .masking import IGNORED
 from .metrics import perplexity
+from .task import Examples
 
 
 class Epochs(Protocol):
@@ -31,6 +31,8 @@ class TargetTask:
         held_out: makes the held-out ones.
         collate: makes a batch of examples, with `labels`.
     """
+
+    loss_name = "loss"
 
     def __init__(self, train: Epochs, held_out: Epochs, collate: Callable[[list[Any]], dict[str, Tensor]]) -> None:
         self._train, self._held_out, self.collate = train, held_out, collate

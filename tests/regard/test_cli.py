@@ -1,6 +1,7 @@
 import inspect
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import yaml
 import regard.cli
 from regard.generate import generate_text
 from regard.train import figure_lines
-from regard.training.bert import BertSettings
+from regard.training.bert import BertSettings, BertTask
 from regard.training.families import TRAINABLE
 
 ROOT = Path(__file__).parents[2]
@@ -171,8 +172,36 @@ def test_going_on(command, flags, refusal, tmp_path):
     ended = command("train", "bert", *output, "--resume")
     assert ended.code == 0
     assert "has already ended" in ended.out
-    assert "`steps` was 4, not 9" in refusal("train", "bert", *output, "--resume", "--steps", "9")
+    other = ["train", "bert", *output, "--resume", "--steps", "9"]
+    assert "`steps` was 4, not 9" in refusal(*other)
+    assert "has already ended, and can't go on with other settings" in refusal(*other, "--accept-changes")
     assert (tmp_path / "run" / "results.json").read_bytes() == before
+
+
+def test_going_on_with_other_settings(command, flags, refusal, tmp_path):
+    line = ["train", "bert", *flags(), "--output", tmp_path / "run", "--resume"]
+    assert command(*line, "--save-every", "2").code == 0
+    (tmp_path / "run" / "results.json").unlink()
+    assert "(`accept_changes` lets it): `steps` was 4, not 5" in refusal(*line, "--steps", "5")
+    done = command(*line, "--steps", "5", "--accept-changes")
+    assert done.code == 0
+    assert "goes on from step 4 with what it did not begin with: `steps` was 4, not 5" in done.out
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["step"] == 5
+    assert results["accepted_changes"] == [{"step": 4, "changes": ["`steps` was 4, not 5"]}]
+
+
+def test_numbers_that_are_not_finite_end_in_one_line(flags, refusal, tmp_path, monkeypatch):
+    whole = BertTask.forward
+
+    def spoilt(self, model, batch, **counts):
+        output = whole(self, model, batch, **counts)
+        output.loss = output.loss * math.nan
+        return output
+
+    monkeypatch.setattr(BertTask, "forward", spoilt)
+    told = refusal("train", "bert", *flags(), "--output", tmp_path / "run")
+    assert "the loss or its gradient was not finite at step 1 (epoch 0, examples 0 to " in told
 
 
 def test_only_the_first_of_several_processes_speaks(command, flags, tmp_path, monkeypatch):

@@ -67,18 +67,18 @@ def test_every_family_can_be_trained_and_described():
 def test_each_family_has_a_function(family, tiny_of, tmp_path, monkeypatch):
     function = getattr(train, f"train_{family}")
     assert repr(family) in inspect.getdoc(function)
-    assert list(inspect.signature(function).parameters) == ["output", "settings", "resume"]
+    assert list(inspect.signature(function).parameters) == ["output", "settings", "resume", "accept_changes"]
     calls = []
     monkeypatch.setattr(train, "train", lambda *arguments, **options: calls.append((arguments, options)) or {})
     monkeypatch.setattr(train, "write_card", lambda model, results: None)
     monkeypatch.setattr(train, "summary", lambda results, model: "")
     function()
-    function(tmp_path, {"steps": 1}, resume=True)
+    function(tmp_path, {"steps": 1}, resume=True, accept_changes=True)
     function(output=str(tmp_path), settings={})
     assert calls == [
-        ((TRAINABLE[family], train.Path("runs", family), None), {"resume": False}),
-        ((TRAINABLE[family], tmp_path, {"steps": 1}), {"resume": True}),
-        ((TRAINABLE[family], tmp_path, {}), {"resume": False}),
+        ((TRAINABLE[family], train.Path("runs", family), None), {"resume": False, "accept_changes": False}),
+        ((TRAINABLE[family], tmp_path, {"steps": 1}), {"resume": True, "accept_changes": True}),
+        ((TRAINABLE[family], tmp_path, {}), {"resume": False, "accept_changes": False}),
     ]
 
 

@@ -127,8 +127,9 @@ def pretrain(corpus_folder):
     from regard.training.bert import BERT
     from regard.training.family import train
 
-    def run(folder: Path, resume: bool = False, **given) -> dict:
-        return train(BERT, folder, {**TINY, "data": [corpus_folder], **given}, resume=resume)
+    def run(folder: Path, resume: bool = False, accept_changes: bool = False, **given) -> dict:
+        settings = {**TINY, "data": [corpus_folder], **given}
+        return train(BERT, folder, settings, resume=resume, accept_changes=accept_changes)
 
     return run
 

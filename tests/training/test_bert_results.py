@@ -33,7 +33,7 @@ def masked_only(pretrain, tmp_path_factory):
 def test_the_folder(run):
     folder, _ = run
     names = {path.name for path in folder.iterdir()}
-    assert names == {"settings.yaml", "tokenizer", "history.jsonl", "results.json", "model"}
+    assert names == {"settings.yaml", "origin.json", "tokenizer", "history.jsonl", "results.json", "model"}
     files = {path.name for path in (folder / "model").iterdir()}
     assert files == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from regard.training import checkpoints
+from regard.training import files
 from regard.training.checkpoints import last_whole_checkpoint, list_checkpoints
 from regard.training.loop import Loop
 
@@ -120,7 +120,7 @@ def test_killed_at_other_moments(pretrain, tmp_path, same_as_straight, moment):
     same_as_straight(tmp_path / "run", pretrain(tmp_path / "run", resume=True, **SETTINGS))
 
 
-@pytest.mark.parametrize("file", ["settings.yaml", "results.json"])
+@pytest.mark.parametrize("file", ["settings.yaml", "origin.json", "history.jsonl", "results.json"])
 def test_killed_while_a_file_is_written(pretrain, tmp_path, same_as_straight, file):
     whole = Path.write_text
 
@@ -134,12 +134,7 @@ def test_killed_while_a_file_is_written(pretrain, tmp_path, same_as_straight, fi
         patch.setattr(Path, "write_text", torn)
         with pytest.raises(Killed):
             pretrain(tmp_path / "run", **SETTINGS)
-    if file == "settings.yaml":
-        # Nothing has begun: the folder holds no run, and the user is told so.
-        with pytest.raises(ValueError, match="holds something that is no run"):
-            pretrain(tmp_path / "run", resume=True, **SETTINGS)
-    else:
-        same_as_straight(tmp_path / "run", pretrain(tmp_path / "run", resume=True, **SETTINGS))
+    same_as_straight(tmp_path / "run", pretrain(tmp_path / "run", resume=True, **SETTINGS))
 
 
 def test_killed_while_the_tokenizer_is_written(pretrain, tmp_path, same_as_straight):
@@ -163,12 +158,13 @@ def test_killed_while_a_checkpoint_is_written(pretrain, tmp_path, same_as_straig
     flushed = itertools.count()
 
     def torn(path):
-        if next(flushed) == 6 * saved + file:
+        is_part = path.parent.name.startswith("partial-") and path.parent.parent.name == "checkpoints"
+        if is_part and next(flushed) == 5 * saved + file:
             path.write_bytes(path.read_bytes()[:20])
             raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoints, "_flush", torn)
+        patch.setattr(files, "flush", torn)
         with pytest.raises(Killed):
             pretrain(tmp_path / "run", **SETTINGS)
     kept = [path.name for path in list_checkpoints(tmp_path / "run" / "checkpoints")]
@@ -191,7 +187,8 @@ def test_the_disk_is_full(pretrain, tmp_path, same_as_straight):
             pretrain(tmp_path / "run", **SETTINGS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("accelerate.Accelerator.save_state", full)
-        with pytest.raises(OSError, match="No space left"):
+        told = r"step 6 could not be written to .*: No space left on device; the one of step 4 stands"
+        with pytest.raises(OSError, match=told):
             pretrain(tmp_path / "run", resume=True, **SETTINGS)
     assert [path.name for path in list_checkpoints(tmp_path / "run" / "checkpoints")] == ["step-2", "step-4"]
     same_as_straight(tmp_path / "run", pretrain(tmp_path / "run", resume=True, **SETTINGS))

@@ -86,7 +86,7 @@ def test_every_example_is_in_one_part_whoever_computes_it():
         accelerator = SimpleNamespace(process_index=process, num_processes=processes, device=device)
         task = SimpleNamespace(collate=list)
         stub = SimpleNamespace(settings=settings, accelerator=accelerator, task=task)
-        return list(Loop._loader(stub, range(100), first_step, steps=5))
+        return list(Loop._loader(stub, range(100), first_step, steps=5, workers=0))
 
     for processes in (1, 2, 3):
         for first_step in (0, 3):
