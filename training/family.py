@@ -9,15 +9,17 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from socket import gethostname
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import broadcast_object_list, set_seed
 from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from ..tokenization.generative import save_tokenizer
+from .distributed import gather, in_turn
 from .loop import Loop, Outcome, Task, make_accelerator, steps_per_epoch
 from .run import MODEL, TOKENIZER, load_results, open_run, save_results, save_settings
 from .schedule import Budget
@@ -115,7 +117,9 @@ def train(
     with torch.device("meta"):
         family.make_model(chosen)
     accelerator = make_accelerator(chosen, folder)
-    with accelerator.main_process_first():
+    with in_turn(accelerator):
+        if not (accelerator.is_main_process or (folder / TOKENIZER).exists()):
+            raise ValueError(f"`output` ({folder}) must be on a disk that all machines share: {gethostname()} lacks it")
         rows, held_out = family.load_data(chosen)
         task, processor, data = _prepare(family, folder, chosen, rows, held_out)
     set_seed(chosen.seed)
@@ -126,12 +130,16 @@ def train(
     if budget.minutes is not None:
         logger.info("The learning rate follows the clock, so this run can't be repeated to the bit.")
     try:
-        outcome = Loop(task, model, chosen, budget, folder, accelerator).run(resume)
-        model = accelerator.unwrap_model(model).eval()
+        loop = Loop(task, model, chosen, budget, folder, accelerator)
+        outcome = loop.run(resume)
+        model = gather(loop.model, accelerator).eval()
         results = _results(family.name, chosen, model, data, outcome, accelerator)
-        add_tried(results, family.try_out(chosen, model, processor, held_out))
-        if "generated" in results:
-            results["generated"] = results["generated"][:SHOWN]
+        with in_turn(accelerator):
+            if accelerator.is_main_process:
+                add_tried(results, family.try_out(chosen, model, processor, held_out))
+                if "generated" in results:
+                    results["generated"] = results["generated"][:SHOWN]
+        results = broadcast_object_list([results])[0]
         _save(accelerator, folder, model, results)
         return results
     finally:

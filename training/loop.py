@@ -19,7 +19,9 @@ from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from .batch_norm import share_batch_norms
 from .checkpoints import Progress, last_whole_checkpoint, load_checkpoint, save_checkpoint
+from .distributed import is_sharded, meeting, prepare, shard, shard_on_cpu, sharding_plugin, whole
 from .schedule import Budget, learning_rate_factor
 from .settings import TrainingSettings, to_dict
 
@@ -84,15 +86,21 @@ def make_accelerator(settings: TrainingSettings, folder: Path) -> Accelerator:
 
     Raises:
         ValueError: if the batch can't be shared out over the processes, or the device or a tracker is not there.
+        ConnectionError: if the processes don't find each other.
     """
     trackers = [name for name in settings.log_with if name != "none"] or None
-    accelerator = Accelerator(
-        # Processes on CPUs find each other only where this is said.
-        cpu=not torch.accelerator.is_available(),
-        mixed_precision=settings.precision,
-        log_with=trackers,
-        project_dir=str(folder / "logs"),
-    )
+    plugin = sharding_plugin(settings)
+    with meeting(settings):
+        accelerator = Accelerator(
+            # Processes on CPUs find each other only where this is said.
+            cpu=not torch.accelerator.is_available(),
+            mixed_precision=settings.precision,
+            log_with=trackers,
+            project_dir=str(folder / "logs"),
+            fsdp_plugin=plugin,
+        )
+    if plugin is not None:
+        shard_on_cpu(accelerator, plugin)
     for name in trackers or ():
         # Accelerate leaves it out, and says nothing if there are others.
         if name != "all" and name not in map(str, accelerator.log_with):
@@ -161,12 +169,15 @@ def evaluate(task: Task, model: nn.Module, settings: TrainingSettings, accelerat
     batches = [range(start, min(start + size, total)) for start in range(0, total, size)]
     batches = batches[: settings.evaluation_batches]
     own = batches[accelerator.process_index :: accelerator.num_processes]
-    # A process without a batch of its own still takes part in adding up.
-    weight = 1.0 if own else 0.0
+    # Sharded weights are brought together at each batch, so all processes take as many; some have one that counts for
+    # nothing.
+    spare = -(-len(batches) // accelerator.num_processes) - len(own)
+    weights = [1.0] * len(own) + [0.0] * spare
+    loader = make_loader(task, examples, own + batches[:1] * spare, settings.workers, accelerator)
     sums: dict[str, Tensor] = {}
     was_training = model.training
     model.eval()
-    for batch in make_loader(task, examples, own or batches[:1], settings.workers, accelerator):
+    for weight, batch in zip(weights, loader, strict=True):
         batch = send_to_device(batch, accelerator.device)
         for name, value in task.sums(task.forward(model, batch), batch).items():
             sums[name] = sums.get(name, 0) + weight * value.to(accelerator.device).double()
@@ -200,8 +211,13 @@ class Loop:
         if settings.compile:
             # Batches differ in their number of tokens, and must not be compiled for each of them.
             model.compile(dynamic=True)
-        self.model, self.optimizer = accelerator.prepare(model, make_optimizer(model, settings))
-        accelerator.register_save_state_pre_hook(_drop_tied_weights)
+        if accelerator.num_processes > 1:
+            share_batch_norms(model)
+        if is_sharded(accelerator):
+            shard(model, accelerator)
+        else:
+            accelerator.register_save_state_pre_hook(_drop_tied_weights)
+        self.model, self.optimizer = prepare(model, make_optimizer(model, settings), accelerator)
         self._highest_rate = self.optimizer.param_groups[0]["lr"]
         self.progress = Progress()
 
@@ -314,7 +330,7 @@ class Loop:
         self.optimizer.zero_grad()
         self.progress.step += 1
         self.progress.tokens += tokens
-        return accelerator.reduce(loss), norm
+        return accelerator.reduce(loss), whole(norm)
 
     def _count(self, batches: list[dict[str, Tensor]]) -> tuple[int, dict[str, Tensor]]:
         """Tokens, and the items of each loss, in the global batch."""
