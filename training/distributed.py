@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -193,7 +194,9 @@ def shard_on_cpu(accelerator: Accelerator, plugin: FullyShardedDataParallelPlugi
         if accelerator.mixed_precision != "no":
             plugin.set_mixed_precision(accelerator.mixed_precision)
         accelerator.state.fsdp_plugin = plugin
-        accelerator.state.distributed_type = DistributedType.FSDP
+        # The second is what the first is read from anew.
+        for state in (accelerator.state, PartialState()):
+            state.distributed_type = DistributedType.FSDP
 
 
 def shard(model: PreTrainedModel, accelerator: Accelerator) -> None:
@@ -202,6 +205,8 @@ def shard(model: PreTrainedModel, accelerator: Accelerator) -> None:
     All outside of the blocks stays one group. Accelerate would make others for embeddings and output layer, but
     weights that more than two layers share must be in one.
     """
+    # Of every model's scores; nothing here changes them in place.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
     plugin = accelerator.state.fsdp_plugin
     options = {
         "offload_policy": plugin.cpu_offload,
