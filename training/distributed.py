@@ -53,13 +53,22 @@ def meeting(settings: TrainingSettings) -> Iterator[None]:
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     seconds = f"{PATIENCE.total_seconds():.0f} seconds"
     try:
-        served, _, _ = next(dist.rendezvous("env://", timeout=PATIENCE))
+        # A launcher's agent may serve the store itself, also to processes that it starts again.
+        by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        served = dist.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=rank == 0 and not by_agent,
+            timeout=PATIENCE,
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
     except (RuntimeError, ValueError) as error:
         raise ConnectionError(
             f"process {rank} of {size} on {host} did not meet the first one at {place} within {seconds}: it must run, "
             f"and `MASTER_ADDR` and `MASTER_PORT` be the same for all ({_first_line(error)})"
         ) from None
-    store = dist.PrefixStore("meeting", served)
+    store = dist.PrefixStore(f"meeting-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", served)
     versions = {name: version(name) for name in ("torch", "transformers", "accelerate", "datasets")}
     problem = _roll_call(store, rank, size, place, {"host": host, **versions, **to_dict(settings)})
     if problem:
@@ -146,20 +155,24 @@ def in_turn(accelerator: Accelerator) -> Iterator[None]:
     if accelerator.num_processes == 1:
         yield
         return
-    group = dist.new_group(backend="gloo", timeout=WORK)
     turn = 0 if accelerator.is_main_process else 1 if accelerator.is_local_main_process else 2
-    _wait(group, turn)
+    with _among_others():
+        group = dist.new_group(backend="gloo", timeout=PATIENCE)
+        for _ in range(turn):
+            dist.monitored_barrier(group, WORK)
     yield
-    _wait(group, 3 - turn)
+    with _among_others():
+        for _ in range(3 - turn):
+            dist.monitored_barrier(group, WORK)
     dist.destroy_process_group(group)
 
 
-def _wait(group: Any, times: int) -> None:
+@contextmanager
+def _among_others() -> Iterator[None]:
     try:
-        for _ in range(times):
-            dist.barrier(group)
+        yield
     except RuntimeError as error:
-        raise ConnectionError(f"another process has ended, and says why: {_first_line(error)}") from None
+        raise ConnectionError(f"another process has ended, and says why itself: {_first_line(error)}") from None
 
 
 # Sharding
