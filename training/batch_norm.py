@@ -58,7 +58,8 @@ class SharedBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _learn(self, mean: Tensor, variance: Tensor) -> None:
-        assert self.running_mean is not None and self.running_var is not None
+        assert self.running_mean is not None
+        assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         share = 1 / self.num_batches_tracked.item() if self.momentum is None else self.momentum

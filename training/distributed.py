@@ -63,31 +63,45 @@ def meeting(settings: TrainingSettings) -> Iterator[None]:
             wait_for_workers=False,
             multi_tenant=True,
         )
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError) as error:  # the latter for a port that is none
         raise ConnectionError(
             f"process {rank} of {size} on {host} did not meet the first one at {place} within {seconds}: it must run, "
             f"and `MASTER_ADDR` and `MASTER_PORT` be the same for all ({_first_line(error)})"
         ) from None
-    store = dist.PrefixStore(f"meeting-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", served)
+    # The agent's store may remember those of earlier starts, or be a new one at each.
+    start = served.add(f"meetings/{rank}", 1)
+    if start > 1 + int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
+        raise ConnectionError(f"two processes at {place} have the `RANK` {rank}: each needs its own, below {size}")
+    store = dist.PrefixStore(f"meeting-{start}", served)
     versions = {name: version(name) for name in ("torch", "transformers", "accelerate", "datasets")}
     problem = _roll_call(store, rank, size, place, {"host": host, **versions, **to_dict(settings)})
     if problem:
         raise ConnectionError(problem)
+    with _told(
+        f"process {rank} of {size} on {host} came to {place}, but did not reach the others within {seconds}: "
+        "`GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` name the network interface to use"
+    ):
+        try:
+            # On a group of its own, as only the making of one obeys a short time-out.
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=PATIENCE)
+            dist.all_reduce(torch.ones(()))
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        # The first process serves the store to the others, so it must be there until they are joined.
+        yield
+        del served
+        dist.all_reduce(torch.ones((), device=PartialState().device), async_op=True).wait(PATIENCE)
+    logger.info("Process %d of %d on %s, joined at %s over %s.", rank, size, host, place, dist.get_backend())
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Tells in one line what an error of PyTorch's communication means."""
     try:
-        # On a group of its own, as only the making of one obeys a short time-out.
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=PATIENCE)
-        dist.all_reduce(torch.ones(()))
+        yield
     except RuntimeError as error:
-        raise ConnectionError(
-            f"process {rank} of {size} on {host} came to {place}, but did not reach the others within {seconds}: "
-            f"`GLOO_SOCKET_IFNAME` names the network interface to use ({_first_line(error)})"
-        ) from None
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-    # The first process serves the store to the others, so it must be there until they are joined.
-    yield
-    del served
+        raise ConnectionError(f"{what} ({_first_line(error)})") from None
 
 
 def _first_line(error: Exception) -> str:
@@ -96,8 +110,6 @@ def _first_line(error: Exception) -> str:
 
 def _roll_call(store: dist.Store, rank: int, size: int, place: str, card: dict[str, Any]) -> str:
     """What is wrong with the processes, as the first of them finds it; nothing if all is well."""
-    if store.add(f"taken/{rank}", 1) > 1:
-        return f"two processes at {place} have the `RANK` {rank}: each needs its own, from 0 to {size - 1}"
     store.set(f"card/{rank}", json.dumps(card))
     end = time.monotonic() + PATIENCE.total_seconds()
     try:
@@ -156,23 +168,15 @@ def in_turn(accelerator: Accelerator) -> Iterator[None]:
         yield
         return
     turn = 0 if accelerator.is_main_process else 1 if accelerator.is_local_main_process else 2
-    with _among_others():
+    with _told("another process has ended, and says why itself"):
         group = dist.new_group(backend="gloo", timeout=PATIENCE)
         for _ in range(turn):
             dist.monitored_barrier(group, WORK)
     yield
-    with _among_others():
+    with _told("another process has ended, and says why itself"):
         for _ in range(3 - turn):
             dist.monitored_barrier(group, WORK)
     dist.destroy_process_group(group)
-
-
-@contextmanager
-def _among_others() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise ConnectionError(f"another process has ended, and says why itself: {_first_line(error)}") from None
 
 
 # Sharding

@@ -119,7 +119,9 @@ def train(
     accelerator = make_accelerator(chosen, folder)
     with in_turn(accelerator):
         if not (accelerator.is_main_process or (folder / TOKENIZER).exists()):
-            raise ValueError(f"`output` ({folder}) must be on a disk that all machines share: {gethostname()} lacks it")
+            raise ValueError(
+                f"`output` ({folder}) must be on a disk that all machines share: {gethostname()} lacks it"
+            )
         rows, held_out = family.load_data(chosen)
         task, processor, data = _prepare(family, folder, chosen, rows, held_out)
     set_seed(chosen.seed)

@@ -132,7 +132,8 @@ def test_two_processes_train_as_one(one, two, history_of, weights_of, family, wa
 @pytest.mark.slow
 def test_the_first_process_alone_speaks(two):
     first, second = two[1]
-    assert "processes met at" in first and "Step 4: " in first
+    assert "processes met at" in first
+    assert "Step 4: " in first
     assert second == ""
 
 

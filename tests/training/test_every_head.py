@@ -1,4 +1,4 @@
-"""No weight of any model stays without a gradient in DistributedDataParallel, and gradients are those of one process."""
+"""In DistributedDataParallel every weight of every model gets a gradient, and the one that it gets in one process."""
 
 from multiprocessing import get_context
 

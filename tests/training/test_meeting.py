@@ -30,7 +30,9 @@ def processes(monkeypatch):
     # Forked: importing takes far longer than meeting.
     context = get_context("fork")
 
-    def run(work, number: int, ranks: list[int] | None = None, killed: int = 0, **changes: dict[int, str]) -> dict[int, object]:
+    def run(
+        work, number: int, ranks: list[int] | None = None, killed: int = 0, **changes: dict[int, str]
+    ) -> dict[int, object]:
         told = context.Queue()
         shared = {"WORLD_SIZE": str(number), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         started = []
@@ -72,8 +74,10 @@ def test_the_missing_are_named(processes):
 
 def test_a_wrong_port_is_told_on_both_sides(processes):
     told = processes(meet, 2, MASTER_PORT={1: str(free_port())})
-    assert "1 of 2 processes did not come" in told[0] and ": rank 1;" in told[0]
-    assert told[1].startswith("ConnectionError: process 1 of 2 on ") and "`MASTER_PORT`" in told[1]
+    assert "1 of 2 processes did not come" in told[0]
+    assert ": rank 1;" in told[0]
+    assert told[1].startswith("ConnectionError: process 1 of 2 on ")
+    assert "`MASTER_PORT`" in told[1]
     assert "\n" not in told[0] + told[1]
 
 
@@ -89,7 +93,8 @@ def test_what_differs_is_named(processes):
 
     told = processes(with_seed, 3)
     for line in told.values():
-        assert line.startswith("ConnectionError: process 2 on ") and "another `seed` (1) than process 0" in line
+        assert line.startswith("ConnectionError: process 2 on ")
+        assert "another `seed` (1) than process 0" in line
 
 
 def test_the_others_stop_when_one_is_killed(processes, tmp_path):
