@@ -65,7 +65,7 @@ def _setup(
 ) -> None:
     logger = logging.getLogger("regard")
     # Of several processes the first speaks for all.
-    logger.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING)
+    logger.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR)
     logger.handlers = [_Console()]
     # What transformers says of loading and saving is for those who call it themselves.
     transformers_logging.set_verbosity_error()

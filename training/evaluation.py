@@ -51,7 +51,9 @@ def evaluate_model(
         values = {"data": [data], **family.settings_of(config)}
     if data is not None:
         values["validation"] = data
-    chosen = make_settings(family.settings_class, {**values, **(settings or {}), "log_with": ["none"]})
+    # Not prepared for training, a model is whole in each process.
+    fixed = {"log_with": ["none"], "sharding": "none"}
+    chosen = make_settings(family.settings_class, {**values, **(settings or {}), **fixed})
     processor = family.load_processor(path)
     accelerator = make_accelerator(chosen, folder)
     # Prepared, so that the precision is the run's.

@@ -7,16 +7,18 @@ import shutil
 from abc import ABC, abstractmethod
 from dataclasses import asdict
 from pathlib import Path
+from socket import gethostname
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import broadcast_object_list, set_seed
 from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from ..tokenization.generative import save_tokenizer
 from .checkpoints import latest_step
+from .distributed import gather, in_turn
 from .files import PARTIAL, delete_leftovers, rename_in
 from .loop import CHECKPOINTS, Loop, Outcome, make_accelerator, steps_per_epoch
 from .origin import changes, describe_origin, load_origin, package_versions, save_origin, version_changes
@@ -142,7 +144,11 @@ def train(
     with torch.device("meta"):
         family.make_model(chosen)
     accelerator = make_accelerator(chosen, folder)
-    with accelerator.main_process_first():
+    with in_turn(accelerator):
+        if not (accelerator.is_main_process or (folder / TOKENIZER).exists()):
+            raise ValueError(
+                f"`output` ({folder}) must be on a disk that all machines share: {gethostname()} lacks it"
+            )
         rows, held_out = family.load_data(chosen)
         task, processor, data = _prepare(family, folder, chosen, rows, held_out, accept_changes)
     set_seed(chosen.seed)
@@ -153,15 +159,19 @@ def train(
     if budget.minutes is not None:
         logger.info("The learning rate follows the clock, so this run can't be repeated to the bit.")
     try:
-        outcome = Loop(task, model, chosen, budget, folder, accelerator).run(resume)
-        model = accelerator.unwrap_model(model).eval()
+        loop = Loop(task, model, chosen, budget, folder, accelerator)
+        outcome = loop.run(resume)
+        model = gather(loop.model, accelerator).eval()
         results = _results(family.name, chosen, model, data, outcome, accelerator)
         accepted = (load_origin(folder) or {}).get("accepted")
         if accepted:
             results["accepted_changes"] = accepted
-        add_tried(results, family.try_out(chosen, model, processor, held_out))
-        if "generated" in results:
-            results["generated"] = results["generated"][:SHOWN]
+        with in_turn(accelerator):
+            if accelerator.is_main_process:
+                add_tried(results, family.try_out(chosen, model, processor, held_out))
+                if "generated" in results:
+                    results["generated"] = results["generated"][:SHOWN]
+        results = broadcast_object_list([results])[0]
         _save(accelerator, folder, model, results)
         return results
     finally:

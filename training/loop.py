@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from .batch_norm import share_batch_norms
 from .checkpoints import (
     Progress,
     checkpoint_of,
@@ -31,6 +32,7 @@ from .checkpoints import (
     save_checkpoint,
     tidy,
 )
+from .distributed import is_sharded, meeting, prepare, shard, shard_on_cpu, sharding_plugin, whole
 from .files import write_text
 from .nonfinite import Place, StepWatch, is_finite, nonfinite_weights
 from .run import without_nonfinite, writing
@@ -64,15 +66,21 @@ def make_accelerator(settings: TrainingSettings, folder: Path) -> Accelerator:
 
     Raises:
         ValueError: if the batch can't be shared out over the processes, or the device or a tracker is not there.
+        ConnectionError: if the processes don't find each other.
     """
     trackers = [name for name in settings.log_with if name != "none"] or None
-    accelerator = Accelerator(
-        # Processes on CPUs find each other only where this is said.
-        cpu=not torch.accelerator.is_available(),
-        mixed_precision=settings.precision,
-        log_with=trackers,
-        project_dir=str(folder / "logs"),
-    )
+    plugin = sharding_plugin(settings)
+    with meeting(settings):
+        accelerator = Accelerator(
+            # Processes on CPUs find each other only where this is said.
+            cpu=not torch.accelerator.is_available(),
+            mixed_precision=settings.precision,
+            log_with=trackers,
+            project_dir=str(folder / "logs"),
+            fsdp_plugin=plugin,
+        )
+    if plugin is not None:
+        shard_on_cpu(accelerator, plugin)
     for name in trackers or ():
         # Accelerate leaves it out, and says nothing if there are others.
         if name != "all" and name not in map(str, accelerator.log_with):
@@ -137,8 +145,13 @@ class Loop:
         if settings.compile:
             # Batches differ in their number of tokens, and must not be compiled for each of them.
             model.compile(dynamic=True)
-        self.model, self.optimizer = accelerator.prepare(model, make_optimizer(model, settings))
-        accelerator.register_save_state_pre_hook(_drop_tied_weights)
+        if accelerator.num_processes > 1:
+            share_batch_norms(model)
+        if is_sharded(accelerator):
+            shard(model, accelerator)
+        else:
+            accelerator.register_save_state_pre_hook(_drop_tied_weights)
+        self.model, self.optimizer = prepare(model, make_optimizer(model, settings), accelerator)
         self._highest_rate = self.optimizer.param_groups[0]["lr"]
         self.progress = Progress()
         self._saved_step: int | None = None
@@ -363,7 +376,7 @@ class Loop:
         progress.tokens += tokens
         place = Place(progress.step, progress.epoch, first, first + settings.batch_size - 1)
         self._watch.note(place, skipped)
-        return loss, norm
+        return loss, whole(norm)
 
     def _count(self, batches: list[dict[str, Tensor]]) -> tuple[bool, int, dict[str, Tensor]]:
         """Whether a process is to stop; tokens, and the items of each loss, in the global batch."""

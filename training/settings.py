@@ -45,6 +45,7 @@ class TrainingSettings:
     weight_decay: float = option(0.01, "Decoupled weight decay, on matrices alone.")
     clip: float = option(1.0, "Largest norm of the gradient; 0 does not clip.")
     precision: str = option("no", "Mixed precision: 'no' (float32), 'bf16' or 'fp16'.")
+    sharding: str = option("none", "Share the weights out over the processes: 'fsdp' (FSDP2), or 'none'.")
     compile: bool = option(False, "Compile the model with torch.compile. On a CPU that makes training slower.")
     seed: int = option(0, "Seeds weights, data and dropout.")
     workers: int = option(0, "Processes that prepare batches beside the training; the batches don't depend on it.")
@@ -93,6 +94,7 @@ class TrainingSettings:
             raise ValueError("`keep_best` needs evaluations to choose by: `evaluate_every` must be more than 0")
         self.require_choice("schedule", ("linear", "cosine", "constant"))
         self.require_choice("precision", ("no", "bf16", "fp16"))
+        self.require_choice("sharding", ("none", "fsdp"))
 
     def require_choice(self, name: str, allowed: typing.Iterable[str]) -> None:
         """Raises a ValueError if a setting is none of the allowed words."""

@@ -87,12 +87,15 @@ def evaluate(task: Task, model: nn.Module, settings: TrainingSettings, accelerat
     batches = [range(start, min(start + size, total)) for start in range(0, total, size)]
     batches = batches[: settings.evaluation_batches]
     own = batches[accelerator.process_index :: accelerator.num_processes]
-    # A process without a batch of its own still takes part in adding up.
-    weight = 1.0 if own else 0.0
+    # Sharded weights are brought together at each batch, so all processes take as many; some have one that counts for
+    # nothing.
+    spare = -(-len(batches) // accelerator.num_processes) - len(own)
+    weights = [1.0] * len(own) + [0.0] * spare
+    loader = make_loader(task, examples, own + batches[:1] * spare, settings.workers, accelerator)
     sums: dict[str, Tensor] = {}
     was_training = model.training
     model.eval()
-    for batch in make_loader(task, examples, own or batches[:1], settings.workers, accelerator):
+    for weight, batch in zip(weights, loader, strict=True):
         batch = send_to_device(batch, accelerator.device)
         for name, value in task.sums(task.forward(model, batch), batch).items():
             sums[name] = sums.get(name, 0) + weight * value.to(accelerator.device).double()
