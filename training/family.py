@@ -18,6 +18,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from ..tokenization.generative import save_tokenizer
+from .bad_records import skipped_records
 from .loop import Loop, Outcome, Task, make_accelerator, steps_per_epoch
 from .run import MODEL, TOKENIZER, load_results, open_run, save_results, save_settings
 from .schedule import Budget
@@ -153,6 +154,8 @@ def _prepare(
     begun = (folder / TOKENIZER).exists()
     processor = family.load_processor(folder / TOKENIZER) if begun else family.make_processor(settings, rows)
     task, data = family.make_task(settings, processor, rows, held_out)
+    if settings.bad_records == "skip":
+        data["skipped_records"] = skipped_records(rows, held_out)
     steps_per_epoch(task.epoch(0), settings.batch_size)
     if not begun:
         save_settings(folder, family.name, settings)
