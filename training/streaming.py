@@ -25,8 +25,8 @@ logger = logging.getLogger("regard.training")
 def stream_rows(rows: IterableDataset, name: str) -> Iterator[dict[str, Any]]:
     """Gives each row once.
 
-    The tries are counted anew after each row, so that a long reading may be interrupted often. It goes on in the file
-    that it had come to, which is read again from its beginning.
+    The tries are counted anew after each row, so that a long reading may be interrupted often. The file that it had
+    come to, and at most the one before, are read again from the beginning.
 
     Args:
         rows: a streamed data set.
