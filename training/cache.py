@@ -18,7 +18,7 @@ from .bad_records import BadRecords, counted, note, skipped_records
 # Rows are held in memory until a batch of them is written: so many, or fewer of so many characters together. Arrow's
 # arrays of strings end at 2 GiB.
 ROWS_PER_BATCH = 500
-CHARACTERS_PER_BATCH = 2**25
+CHARACTERS_PER_BATCH = 2**22
 
 logger = logging.getLogger("regard.training")
 
