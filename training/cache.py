@@ -63,7 +63,7 @@ def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 def write_dataset(
-    rows: Callable[[], Iterator[dict[str, Any]]], features: Features, key: Any, bad: BadRecords
+    rows: Callable[[], Iterator[dict[str, Any]]], features: Features, key: Any, bad: BadRecords | None = None
 ) -> Dataset:
     """Writes rows to the cache of `datasets`, unless rows of the same key are there, and maps them into memory.
 
@@ -71,12 +71,13 @@ def write_dataset(
         rows: gives the rows. Its ValueError or OSError is raised as it is.
         features: the columns.
         key: all that the rows depend on.
-        bad: counts the records that `rows` leaves out. Their number is kept with the rows, and logged whenever these
-            are loaded.
+        bad: counts the records that `rows` leaves out, if it does. Their number is kept with the rows, and logged
+            whenever these are loaded.
     """
-    fingerprint = Hasher.hash((key, bad.stops))
+    counted_by = bad or BadRecords()
+    fingerprint = Hasher.hash((key, counted_by.stops))
     builder = _Rows(
-        lambda: note(bad.count, fingerprint),
+        lambda: note(counted_by.count, fingerprint),
         generator=rows,
         features=features,
         config_id=f"default-fingerprint={fingerprint}",
