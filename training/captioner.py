@@ -99,6 +99,7 @@ def load_caption_split(settings: CaptionerSettings) -> tuple[Dataset, Dataset]:
             "caption_column": settings.caption_column,
             "split": settings.split,
             "max_images": settings.max_images if is_training else None,
+            "bad_records": settings.bad_records,
         }
         rows = concatenate_datasets([load_captions(name, **reading) for name in names])
         return rows.select(range(min(reading["max_images"] or len(rows), len(rows))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -19,6 +19,12 @@ from .sentences import split_sentences
 
 # Part of the cache key: raise it whenever the same documents would give other rows than before.
 FORMAT_VERSION = 2
+
+# What a tokenizer gives takes a hundred times as much memory as the text, so it is given this many characters at once,
+# or one text that is longer.
+_CHARACTERS_AT_ONCE = 1_000_000
+# As many documents are in memory at once, or fewer where they are large.
+_DOCUMENTS_AT_ONCE, _BYTES_AT_ONCE = 100, 2**24
 
 _FEATURES = {"ids": Sequence(Value("int32")), "sentence_lengths": Sequence(Value("int32"))}
 _WORD_FEATURES = {"starts_word": Sequence(Value("bool"))}
@@ -62,19 +68,15 @@ def tokenize_documents(
 
     # From Arrow to Arrow: as Python's own lists the numbers would take as long as the tokenizer.
     def tokenize(batch: pa.Table) -> pa.Table:
-        sentences = [split_sentences(text, language) for text in batch["text"].to_pylist()]
-        encodings = encode(list(chain.from_iterable(sentences)), add_special_tokens=False)
-        lengths = np.fromiter(map(len, encodings), np.int32, len(encodings))
+        sentences = [split_sentences(text.as_py(), language) for text in batch["text"]]
+        texts = list(chain.from_iterable(sentences))
+        parts = [_read_encodings(encodings, word_starts) for encodings in _encoded(texts, encode)]
+        parts = parts or [_read_encodings([], word_starts)]
+        lengths, ids, starts_word = (np.concatenate(column) for column in zip(*parts, strict=True))
         ends = np.cumsum([0, *lengths])
-        columns = {
-            "ids": _joined((encoding.ids for encoding in encodings), np.int32, ends[-1]),
-            "sentence_lengths": lengths[lengths > 0],
-        }
+        columns = {"ids": ids, "sentence_lengths": lengths[lengths > 0]}
         if word_starts:
-            # A token without a word is NaN, which differs from everything.
-            words = _joined((encoding.word_ids for encoding in encodings), np.float64, ends[-1])
-            columns["starts_word"] = np.diff(words, prepend=-1) != 0
-            columns["starts_word"][ends[:-1][lengths > 0]] = True
+            columns["starts_word"] = starts_word
         # Where documents end among the sentences; from that, among those with tokens, and among the tokens.
         documents_end = np.cumsum([0, *map(len, sentences)])
         of_sentences = np.cumsum([0, *(lengths > 0)])[documents_end]
@@ -88,7 +90,7 @@ def tokenize_documents(
     tokens = documents.with_format("arrow").map(
         tokenize,
         batched=True,
-        batch_size=100,
+        batch_size=_batch_size(documents),
         remove_columns=documents.column_names,
         features=features,
         num_proc=num_proc,
@@ -96,6 +98,36 @@ def tokenize_documents(
         desc="Tokenising",
     )
     return tokens.with_format(None)
+
+
+def _batch_size(documents: Dataset) -> int:
+    """How many documents to have in memory at once. The result of a `map` does not depend on it."""
+    mean = documents.data.nbytes // len(documents.data)
+    return min(_DOCUMENTS_AT_ONCE, max(1, _BYTES_AT_ONCE // max(1, mean)))
+
+
+def _encoded(texts: list[str], encode: Callable[..., list[Any]]) -> Iterator[list[Any]]:
+    """Encodes texts in order, as many at once as have some number of characters together."""
+    start, characters = 0, 0
+    for stop, text in enumerate(texts, start=1):
+        characters += len(text)
+        if characters >= _CHARACTERS_AT_ONCE or stop == len(texts):
+            yield encode(texts[start:stop], add_special_tokens=False)
+            start, characters = stop, 0
+
+
+def _read_encodings(encodings: list[Any], word_starts: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The lengths of encoded sentences, their ids one behind the other, and which of these begin a word."""
+    lengths = np.fromiter(map(len, encodings), np.int32, len(encodings))
+    ends = np.cumsum([0, *lengths])
+    ids = _joined((encoding.ids for encoding in encodings), np.int32, ends[-1])
+    if not word_starts:
+        return lengths, ids, np.zeros(0, dtype=bool)
+    # A token without a word is NaN, which differs from everything.
+    words = _joined((encoding.word_ids for encoding in encodings), np.float64, ends[-1])
+    starts = np.diff(words, prepend=-1) != 0
+    starts[ends[:-1][lengths > 0]] = True
+    return lengths, ids, starts
 
 
 def _lists(values: np.ndarray, bounds: np.ndarray) -> pa.Array:
@@ -124,13 +156,13 @@ def tokenize_texts(documents: Dataset, tokenizer: PreTrainedTokenizerFast, *, nu
     end = tokenizer.eos_token_id
 
     def tokenize(batch: dict[str, list[str]]) -> dict[str, list[Any]]:
-        encodings = backend.encode_batch(batch["text"], add_special_tokens=False)
+        encodings = chain.from_iterable(_encoded(batch["text"], backend.encode_batch))
         return {"ids": [np.array([*begin, *encoding.ids, end], dtype=np.int32) for encoding in encodings]}
 
     return documents.map(
         tokenize,
         batched=True,
-        batch_size=100,
+        batch_size=_batch_size(documents),
         remove_columns=documents.column_names,
         features=Features({"ids": Sequence(Value("int32"))}),
         num_proc=num_proc,

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import AutoConfig
 
+from .bad_records import skipped_records
 from .families import TRAINABLE
 from .family import add_tried
 from .loop import make_accelerator
@@ -60,6 +61,8 @@ def evaluate_model(
     network = accelerator.prepare_model(family.load_model(chosen, path), evaluation_mode=True)
     rows, held_out = family.load_data(chosen)
     task, told = family.make_task(chosen, processor, rows, held_out)
+    if chosen.bad_records == "skip":
+        told["skipped_records"] = skipped_records(rows, held_out)
     results = {"family": name, "metrics": evaluate(task, network, chosen, accelerator), "data": told}
     add_tried(results, family.try_out(chosen, network, processor, held_out))
     return results

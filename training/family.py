@@ -17,6 +17,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from ..tokenization.generative import save_tokenizer
+from .bad_records import skipped_records
 from .checkpoints import latest_step
 from .distributed import gather, in_turn
 from .files import PARTIAL, delete_leftovers, rename_in
@@ -202,6 +203,8 @@ def _prepare(
     begun = (folder / TOKENIZER).exists()
     processor = family.load_processor(folder / TOKENIZER) if begun else family.make_processor(settings, rows)
     task, data = family.make_task(settings, processor, rows, held_out)
+    if settings.bad_records == "skip":
+        data["skipped_records"] = skipped_records(rows, held_out)
     steps_per_epoch(task.epoch(0), settings.batch_size)
     with torch.device("meta"):
         config = family.make_model(settings, processor).config

@@ -22,13 +22,12 @@ from .tables import (
     is_table,
     list_folder,
     listed,
-    naming_the_file,
     num_bytes,
     open_hub_data_set,
-    open_text,
     read_table,
     suffix_of,
 )
+from .text_files import naming_the_file, open_text
 
 logger = logging.getLogger("regard.training")
 

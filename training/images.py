@@ -8,10 +8,13 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+import numpy as np
 from datasets import Dataset, Features, Image, Value
 from datasets.fingerprint import Hasher
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
+from .bad_records import BadRecords, counted, note
+from .cache import write_dataset
 from .tables import (
     Column,
     file_status,
@@ -22,7 +25,6 @@ from .tables import (
     open_hub_data_set,
     read_table,
     require_content,
-    write_dataset,
 )
 
 METADATA_FILES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
@@ -46,6 +48,7 @@ def load_captions(
     caption_column: str = "text",
     split: str = "train",
     max_images: int | None = None,
+    bad_records: str = "stop",
 ) -> Dataset:
     """Loads images and their captions: a data set with the columns `image` and `text`.
 
@@ -63,7 +66,9 @@ def load_captions(
             - A data set on the Hub with a column of images: `org/name` or `org/name:config`.
         caption_column: The column that holds the captions.
         split: The split to read.
-        max_images: How many rows to read, each an image with one caption.
+        max_images: How many rows to read, each an image with one caption. Images that do not decode are among them.
+        bad_records: What to do with a row of the metadata that can't be read or names no image, and with an image that
+            does not decode: "stop" or "skip", as `load_documents` has it.
 
     Returns:
         The rows, in an order that is always the same.
@@ -75,16 +80,17 @@ def load_captions(
     """
     if max_images is not None and max_images < 1:
         raise ValueError(f"`max_images` ({max_images}) must be at least 1, or None for all images")
+    bad = BadRecords(bad_records)
     name = os.fspath(folder)
     if is_data_set_id(name):
-        return _hub_captions(name, caption_column, split, max_images)
+        return _hub_captions(name, caption_column, split, max_images, bad)
     if not os.path.isdir(name):
         what = "a file" if os.path.exists(name) else "nothing of that name"
         raise ValueError(f"`folder` ({name!r}) must be a folder or a data set id (org/name): there is {what}")
-    return _folder_captions(_split_folder(name, split), caption_column, max_images)
+    return _folder_captions(_split_folder(name, split), caption_column, max_images, bad)
 
 
-def _hub_captions(name: str, caption_column: str, split: str, max_images: int | None) -> Dataset:
+def _hub_captions(name: str, caption_column: str, split: str, max_images: int | None, bad: BadRecords) -> Dataset:
     rows, _ = open_hub_data_set(name, split, argument="folder")
     kind = find_column(Column(caption_column, "caption_column"), rows.features, name)
     if kind != Value("string") and kind != Value("large_string"):
@@ -101,14 +107,12 @@ def _hub_captions(name: str, caption_column: str, split: str, max_images: int | 
     if max_images is not None:
         rows = rows.select(range(min(max_images, len(rows))))
 
-    def check(image: dict[str, Any] | None, text: str | None, index: int) -> dict[str, bool]:
+    def check(image: dict[str, Any] | None, text: str | None, index: int) -> None:
         where = f"{name}:{index + 1}"
         require_content(text or "", caption_column, where)
         _decode(image, where)
-        return {"checked": True}
 
-    _check(rows, check, caption_column)
-    return rows
+    return _checked(rows, check, caption_column, bad)
 
 
 def _split_folder(folder: str, split: str) -> str:
@@ -141,7 +145,7 @@ def _metadata_of(folder: str) -> str | None:
     return found[0] if found else None
 
 
-def _folder_captions(folder: str, caption_column: str, max_images: int | None) -> Dataset:
+def _folder_captions(folder: str, caption_column: str, max_images: int | None, bad: BadRecords) -> Dataset:
     paths = list_folder(folder)
     metadata = [path for parent in dict.fromkeys(map(os.path.dirname, paths)) if (path := _metadata_of(parent))]
     if not metadata:
@@ -153,51 +157,61 @@ def _folder_captions(folder: str, caption_column: str, max_images: int | None) -
     # Not by `imagefolder` itself: it takes the captions "None" and "2020-01-01" for no value and a date, reads several
     # metadata files in random order, and names neither the line nor, at times, the file of a mistake.
     def rows() -> Iterator[dict[str, str]]:
-        captions = (item for path in metadata for item in _read_metadata(path, caption_column))
+        captions = (item for path in metadata for item in _read_metadata(path, caption_column, bad))
         empty = True
         for image, text in islice(captions, max_images):
             empty = False
             yield {"image": image, "text": text}
         if empty:
-            raise ValueError(f"there is no caption in {listed(metadata)}")
+            raise ValueError(f"there is no caption in {listed(metadata)}{bad.hint()}")
 
     files = [file_status(path) for path in paths]
     captions = write_dataset(
         rows,
         features=Features({"image": Image(), "text": Value("string")}),
         key=("captions", FORMAT_VERSION, caption_column, max_images, os.path.abspath(folder), files),
+        bad=bad,
     )
     captioned = {image["path"] for image in captions.cast_column("image", Image(decode=False))["image"]}
-    unchecked = set(captioned)
+    good: set[str] = set()
 
-    def check(image: dict[str, Any], text: str, index: int) -> dict[str, bool]:
-        if image["path"] in unchecked:
+    def check(image: dict[str, Any], text: str, index: int) -> None:
+        if image["path"] not in good:
             _decode(image, image["path"])
-            unchecked.remove(image["path"])
-        return {"checked": True}
+            good.add(image["path"])
 
     # Some may lie behind a link or in a hidden folder, and not be among `files`.
-    _check(captions, check, [file_status(path) for path in sorted(captioned)])
+    checked = _checked(captions, check, [file_status(path) for path in sorted(captioned)], bad)
     if max_images is None:
         _warn_of_images_without_caption(folder, paths, captioned)
-    return captions
+    return checked
 
 
-def _read_metadata(name: str, caption_column: str) -> Iterator[tuple[str, str]]:
+def _read_metadata(name: str, caption_column: str, bad: BadRecords) -> Iterator[tuple[str, str]]:
     folder = os.path.dirname(os.path.abspath(name))
-    for where, (file_name, text) in read_table(name, [Column("file_name"), Column(caption_column, "caption_column")]):
-        require_content(file_name, "file_name", where)
-        require_content(text, caption_column, where)
-        inside = os.path.normpath(file_name.replace("\\", "/"))
-        if "://" in file_name or os.path.isabs(inside) or inside.split(os.sep)[0] == os.pardir:
-            raise ValueError(
-                f"{where}: `file_name` ({file_name!r}) must be a path from the folder of the metadata file to an "
-                "image inside of it"
-            )
-        path = os.path.join(folder, inside)
-        if not os.path.isfile(path):
-            raise ValueError(f"{where} names the image {file_name!r}, but there is no file {path!r}")
-        yield path, text
+    columns = [Column("file_name"), Column(caption_column, "caption_column")]
+    for where, (file_name, text) in read_table(name, columns, bad):
+        try:
+            require_content(text, caption_column, where)
+            path = _image_path(folder, file_name, where)
+        except ValueError as error:
+            bad.add(error)
+        else:
+            yield path, text
+
+
+def _image_path(folder: str, file_name: str, where: str) -> str:
+    require_content(file_name, "file_name", where)
+    inside = os.path.normpath(file_name.replace("\\", "/"))
+    if "://" in file_name or os.path.isabs(inside) or inside.split(os.sep)[0] == os.pardir:
+        raise ValueError(
+            f"{where}: `file_name` ({file_name!r}) must be a path from the folder of the metadata file to an "
+            "image inside of it"
+        )
+    path = os.path.join(folder, inside)
+    if not os.path.isfile(path):
+        raise ValueError(f"{where} names the image {file_name!r}, but there is no file {path!r}")
+    return path
 
 
 def _warn_of_images_without_caption(folder: str, paths: Sequence[str], captioned: Container[str]) -> None:
@@ -213,17 +227,37 @@ def _warn_of_images_without_caption(folder: str, paths: Sequence[str], captioned
         )
 
 
-def _check(rows: Dataset, check: Callable[[Any, Any, int], dict[str, bool]], key: Any) -> None:
-    """Has each row pass a check; that all have is remembered in the cache, by the rows and the key."""
-    rows.cast_column("image", Image(decode=False)).map(
-        check,
+def _checked(rows: Dataset, check: Callable[[Any, Any, int], None], key: Any, bad: BadRecords) -> Dataset:
+    """The rows that pass a check; which do is remembered in the cache, by the rows and the key."""
+
+    def passes(image: Any, text: Any, index: int) -> dict[str, bool]:
+        try:
+            check(image, text, index)
+        except ValueError as error:
+            bad.add(error)
+            return {"checked": False}
+        return {"checked": True}
+
+    fingerprint = Hasher.hash(("checked", FORMAT_VERSION, rows._fingerprint, key, bad.stops))
+    checks = rows.cast_column("image", Image(decode=False)).map(
+        passes,
         with_indices=True,
         input_columns=["image", "text"],
         remove_columns=["image", "text"],
         features=Features({"checked": Value("bool")}),
-        new_fingerprint=Hasher.hash(("checked", FORMAT_VERSION, rows._fingerprint, key)),
+        new_fingerprint=fingerprint,
         desc="Checking images",
     )
+    passed = checks.data.column("checked").to_numpy()
+    number = int((~passed).sum())
+    if not number:
+        return rows
+    if number == len(rows):
+        raise ValueError(f"there is no image that decodes: {counted(number)} left out")
+    logger.warning("%s left out, as images do not decode.", counted(number))
+    kept = rows.select(np.flatnonzero(passed))
+    kept.info.description = f"{kept.info.description}\n{note(number, fingerprint)}"
+    return kept
 
 
 def _decode(image: dict[str, Any] | None, where: str) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import bisect
 import itertools
 import random
+from array import array
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,13 +29,11 @@ class SentenceIndex:
 
     def __init__(self, sentence_lengths: np.ndarray, sentences_per_document: np.ndarray, longest: int) -> None:
         pieces = -(-sentence_lengths // longest)
-        lengths = np.full(int(pieces.sum()), longest, dtype=np.int64)
-        last_pieces = np.cumsum(pieces) - 1
-        lengths[last_pieces] = sentence_lengths - (pieces - 1) * longest
-        self.bounds = np.concatenate([[0], np.cumsum(lengths)])
-        pieces_before = np.concatenate([[0], np.cumsum(pieces)])
-        sentences_before = np.concatenate([[0], np.cumsum(sentences_per_document)])
-        documents = pieces_before[sentences_before]
+        pieces_before = _cumulated(pieces)
+        lengths = np.full(int(pieces_before[-1]), longest, dtype=np.int32)
+        lengths[pieces_before[1:] - 1] = sentence_lengths - (pieces - 1) * longest
+        self.bounds = _cumulated(lengths)
+        documents = pieces_before[_cumulated(sentences_per_document)]
         # Documents without a token hold no sentence, and could not be drawn from.
         self.documents = np.concatenate([documents[:1], documents[1:][np.diff(documents) > 0]])
 
@@ -41,6 +41,13 @@ class SentenceIndex:
     def num_documents(self) -> int:
         """Number of documents with text."""
         return len(self.documents) - 1
+
+
+def _cumulated(numbers: np.ndarray) -> np.ndarray:
+    """The sum of the numbers before each, and that of all."""
+    sums = np.zeros(len(numbers) + 1, dtype=np.int64)
+    np.cumsum(numbers, out=sums[1:])
+    return sums
 
 
 def plan_pairs(
@@ -73,8 +80,7 @@ def plan_pairs(
             "add documents, split the text into several (`documents`), or train without next sentences"
         )
     rng = random.Random(f"pairs {seed} {epoch}")
-    bounds, documents = index.bounds.tolist(), index.documents.tolist()
-    rows = []
+    bounds, documents, rows = _planning(index)
     for document in range(index.num_documents):
         begin, end = documents[document], documents[document + 1]
         if end - begin < 2:
@@ -97,14 +103,14 @@ def plan_pairs(
                 second = (other_start, _gather(bounds, other_start, documents[other + 1], rest))
             else:
                 second = (middle, stop)
-            rows.append((*(bounds[place] for place in (sentence, middle, *second)), is_random))
+            rows.extend((*(bounds[place] for place in (sentence, middle, *second)), is_random))
             sentence = middle if is_random else stop
     if not rows:
         raise ValueError(
             "no document has two sentences to make a pair of: "
             "make documents longer (`documents`), or train without next sentences"
         )
-    return np.array(rows, dtype=np.int64)
+    return np.frombuffer(rows, dtype=np.int64).reshape(-1, 5)
 
 
 def plan_segments(
@@ -126,8 +132,7 @@ def plan_segments(
         ValueError: if the corpus has no tokens.
     """
     rng = random.Random(f"segments {seed} {epoch}")
-    bounds, documents = index.bounds.tolist(), index.documents.tolist()
-    rows = []
+    bounds, documents, rows = _planning(index)
     for begin, end in itertools.pairwise(documents):
         target = _draw_target(rng, max_tokens, short_seq_prob)
         sentence = begin
@@ -136,18 +141,23 @@ def plan_segments(
             stop = _gather(bounds, sentence, end, target + 1)
             if bounds[stop] - bounds[sentence] > target and stop - sentence > 1:
                 stop -= 1
-            rows.append((bounds[sentence], bounds[stop], 0, 0, False))
+            rows.extend((bounds[sentence], bounds[stop], 0, 0, False))
             sentence = stop
     if not rows:
         raise ValueError("no document holds a token")
-    return np.array(rows, dtype=np.int64)
+    return np.frombuffer(rows, dtype=np.int64).reshape(-1, 5)
+
+
+def _planning(index: SentenceIndex) -> tuple[Sequence[int], Sequence[int], array[int]]:
+    """Bounds and documents that give Python's numbers, and what takes the rows: 8 bytes a number, not a list's 40."""
+    return index.bounds.data, index.documents.data, array("q")
 
 
 def _draw_target(rng: random.Random, max_tokens: int, short_seq_prob: float) -> int:
     return rng.randint(2, max_tokens) if rng.random() < short_seq_prob else max_tokens
 
 
-def _gather(bounds: list[int], sentence: int, end: int, target: int) -> int:
+def _gather(bounds: Sequence[int], sentence: int, end: int, target: int) -> int:
     """The sentence before which `target` tokens are reached, counted from `sentence`; at most `end`."""
     return max(sentence + 1, min(end, bisect.bisect_left(bounds, bounds[sentence] + target, sentence)))
 

@@ -8,6 +8,8 @@ from itertools import chain, islice
 
 from datasets import Dataset, Features, Value
 
+from .bad_records import BadRecords
+from .cache import write_dataset
 from .tables import (
     TABLE_SUFFIXES,
     Column,
@@ -24,7 +26,6 @@ from .tables import (
     read_table,
     require_content,
     source_names,
-    write_dataset,
 )
 
 # Part of every cache key: to be raised whenever the same input gives other pairs than before.
@@ -39,6 +40,7 @@ def load_pairs(
     split: str = "train",
     max_pairs: int | None = None,
     streaming: bool = False,
+    bad_records: str = "stop",
 ) -> Dataset:
     """Loads pairs of texts: a data set with one row for each pair and the columns `source` and `target`.
 
@@ -59,6 +61,8 @@ def load_pairs(
         max_pairs: How many pairs to read. The rest is neither read nor downloaded.
         streaming: Reads a Hub data set row by row, so that its texts are kept on the disk but its files are not, as
             `max_pairs` does too. It changes nothing for other sources, which are always read that way.
+        bad_records: What to do with a row that can't be read or lacks a text: "stop" or "skip", as `load_documents`
+            has it.
 
     Returns:
         The pairs, in an order that is always the same.
@@ -70,6 +74,7 @@ def load_pairs(
     """
     if max_pairs is not None and max_pairs < 1:
         raise ValueError(f"`max_pairs` ({max_pairs}) must be at least 1, or None for all pairs")
+    bad = BadRecords(bad_records)
     columns = [Column(source_column, "source_column"), Column(target_column, "target_column")]
     sources: list[Source] = []
     seen: set[str] = set()
@@ -82,21 +87,32 @@ def load_pairs(
             sources.append(_tables(name, files, columns))
 
     def rows() -> Iterator[dict[str, str]]:
-        found = chain.from_iterable(source.read() for source in sources)
+        found = chain.from_iterable(source.read(bad) for source in sources)
         empty = True
-        for where, texts in islice(found, max_pairs):
-            for column, text in zip(columns, texts, strict=True):
-                require_content(text, column.name, where)
+        for texts in islice(_with_content(found, columns, bad), max_pairs):
             empty = False
             yield dict(zip(("source", "target"), texts, strict=True))
         if empty:
-            raise ValueError(f"there is no pair in {', '.join(source.label for source in sources)}")
+            labels = ", ".join(source.label for source in sources)
+            raise ValueError(f"there is no pair in {labels}{bad.hint()}")
 
     return write_dataset(
         rows,
         features=Features({"source": Value("string"), "target": Value("string")}),
         key=("pairs", FORMAT_VERSION, max_pairs, [source.key for source in sources]),
+        bad=bad,
     )
+
+
+def _with_content(found: Rows, columns: Sequence[Column], bad: BadRecords) -> Iterator[tuple[str, ...]]:
+    for where, texts in found:
+        try:
+            for column, text in zip(columns, texts, strict=True):
+                require_content(text, column.name, where)
+        except ValueError as error:
+            bad.add(error)
+        else:
+            yield texts
 
 
 def _tables(name: str, files: Sequence[File], columns: Sequence[Column]) -> Source:
@@ -106,8 +122,8 @@ def _tables(name: str, files: Sequence[File], columns: Sequence[Column]) -> Sour
                 f"{file.name!r} is no table, which pairs are read from: its name must end in {listed(TABLE_SUFFIXES)}"
             )
 
-    def read() -> Rows:
-        return chain.from_iterable(read_table(file.name, columns) for file in files)
+    def read(bad: BadRecords) -> Rows:
+        return chain.from_iterable(read_table(file.name, columns, bad) for file in files)
 
     return Source(files_label(name, files), ("files", files, columns), read)
 

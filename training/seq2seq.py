@@ -96,6 +96,7 @@ def load_pair_split(settings: PairSettings) -> tuple[Dataset, Dataset]:
             target_column=settings.target_column,
             split=settings.split,
             max_pairs=settings.max_pairs if is_training else None,
+            bad_records=settings.bad_records,
         )
 
     return load_rows(settings, "dates", make, read)

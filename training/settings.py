@@ -33,6 +33,9 @@ class TrainingSettings:
     data: list[str] = option([], "What to train on; several sources are joined.")
     split: str = option("train", "The split of a Hub data set to train on.")
     validation: str = option("0.05", "Held-out data: a share of the rows, or another source like --data.")
+    bad_records: str = option(
+        "stop", "What to do with a record that can't be read: 'stop' there, or 'skip' and count it."
+    )
     max_length: int = option(64, "Longest training example, in tokens.")
     steps: int | None = option(None, "Train for this many steps.")
     epochs: float | None = option(None, "Train for this many passes over the data.")
@@ -95,6 +98,7 @@ class TrainingSettings:
         self.require_choice("schedule", ("linear", "cosine", "constant"))
         self.require_choice("precision", ("no", "bf16", "fp16"))
         self.require_choice("sharding", ("none", "fsdp"))
+        self.require_choice("bad_records", ("stop", "skip"))
 
     def require_choice(self, name: str, allowed: typing.Iterable[str]) -> None:
         """Raises a ValueError if a setting is none of the allowed words."""

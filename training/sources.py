@@ -7,10 +7,11 @@ from itertools import chain, groupby, islice
 
 from datasets import Dataset, Features, Value
 
+from .bad_records import BadRecords
+from .cache import write_dataset
 from .python_docs import iter_python_docs, python_files
 from .tables import (
     MAX_DOCUMENT_BYTES,
-    ROWS_PER_BATCH,
     TABLE_SUFFIXES,
     TEXT_SUFFIXES,
     Column,
@@ -26,22 +27,17 @@ from .tables import (
     is_text,
     list_folder,
     listed,
-    naming_the_file,
     num_bytes,
-    open_text,
     read_table,
     source_names,
     suffix_of,
-    write_dataset,
 )
+from .text_files import read_lines, read_pieces, require_utf8
 
 DOCUMENT_MODES = ("file", "blank-line", "line")
 
 # Part of every cache key: to be raised whenever the same input gives other documents than before.
 FORMAT_VERSION = 1
-
-# A whole file may be a book or much more, and Arrow's arrays of strings end at 2 GiB.
-FILES_PER_BATCH = 2**31 // MAX_DOCUMENT_BYTES
 
 
 def load_documents(
@@ -52,6 +48,7 @@ def load_documents(
     split: str = "train",
     max_documents: int | None = None,
     streaming: bool = False,
+    bad_records: str = "stop",
 ) -> Dataset:
     """Loads a corpus: a data set with one row for each document and the columns `text` and `source`.
 
@@ -76,6 +73,10 @@ def load_documents(
         max_documents: How many documents to read. The rest is neither read nor downloaded.
         streaming: Reads a Hub data set row by row, so that its texts are kept on the disk but its files are not, as
             `max_documents` does too. It changes nothing for other sources, which are always read that way.
+        bad_records: What to do with a document or row that can't be read (it is not UTF-8, does not parse, is too
+            large, or lacks the text): "stop" at the first, with an error, or "skip" each, with a warning; how many
+            were left out is told by `skipped_records`. A file, or a row group of Parquet, that can't be read on counts
+            as one. A file that is not there, and a column that a whole table lacks, are errors in any case.
 
     Returns:
         The documents, in an order that is always the same. `source` is a file or data set id, with `:` and the number
@@ -91,6 +92,7 @@ def load_documents(
     if max_documents is not None and max_documents < 1:
         raise ValueError(f"`max_documents` ({max_documents}) must be at least 1, or None for all documents")
 
+    bad = BadRecords(bad_records)
     column = Column(text_column, "text_column")
     sources: list[Source] = []
     seen: set[str] = set()
@@ -105,21 +107,32 @@ def load_documents(
             sources.append(_files(name, files, column, documents))
 
     def rows() -> Iterator[dict[str, str]]:
-        found = chain.from_iterable(source.read() for source in sources)
-        with_text = ((text, where) for where, (text,) in found if _has_text(text, where))
+        found = chain.from_iterable(source.read(bad) for source in sources)
         empty = True
-        for text, where in islice(with_text, max_documents):
+        for text, where in islice(_with_text(found, bad), max_documents):
             empty = False
             yield {"text": text, "source": where}
         if empty:
-            raise ValueError(f"the corpus is empty: no text in {', '.join(source.label for source in sources)}")
+            labels = ", ".join(source.label for source in sources)
+            raise ValueError(f"the corpus is empty: no text in {labels}{bad.hint()}")
 
     return write_dataset(
         rows,
         features=Features({"text": Value("string"), "source": Value("string")}),
         key=(FORMAT_VERSION, max_documents, [source.key for source in sources]),
-        rows_per_batch=min(source.rows_per_batch for source in sources),
+        bad=bad,
     )
+
+
+def _with_text(found: Rows, bad: BadRecords) -> Iterator[tuple[str, str]]:
+    for where, (text,) in found:
+        try:
+            has_text = _has_text(text, where)
+        except ValueError as error:
+            bad.add(error)
+        else:
+            if has_text:
+                yield text, where
 
 
 def _has_text(text: str, where: str) -> bool:
@@ -136,23 +149,17 @@ def _python_docs(name: str) -> Source:
     files = [file_status(str(path)) for _, path in python_files(packages)]
     key = ("python-docs", sys.version, packages, files)
 
-    def read() -> Rows:
+    def read(bad: BadRecords) -> Rows:
         return ((where, (text,)) for text, where in iter_python_docs(packages))
 
     return Source("the Python documentation", key, read)
 
 
 def _files(name: str, files: Sequence[File], column: Column, documents: str) -> Source:
-    def read() -> Rows:
-        return chain.from_iterable(_read_file(file.name, column, documents) for file in files)
+    def read(bad: BadRecords) -> Rows:
+        return chain.from_iterable(_read_file(file.name, column, documents, bad) for file in files)
 
-    whole_files = documents == "file" and not all(is_table(file.name) for file in files)
-    return Source(
-        label=files_label(name, files),
-        key=("files", files, column, documents),
-        read=read,
-        rows_per_batch=FILES_PER_BATCH if whole_files else ROWS_PER_BATCH,
-    )
+    return Source(files_label(name, files), ("files", files, column, documents), read)
 
 
 def _search_folder(folder: str) -> list[str]:
@@ -173,23 +180,43 @@ def _search_folder(folder: str) -> list[str]:
     return texts or tables
 
 
-def _read_file(name: str, column: Column, documents: str) -> Rows:
+def _read_file(name: str, column: Column, documents: str, bad: BadRecords) -> Rows:
     if is_table(name):
-        return read_table(name, [column])
-    return _read_text(name, documents)
+        return read_table(name, [column], bad)
+    return _read_text(name, documents, bad)
 
 
-def _read_text(name: str, documents: str) -> Rows:
-    with naming_the_file(name), open_text(name) as file:
-        if documents == "file":
-            yield name, (file.read(MAX_DOCUMENT_BYTES + 1),)
-            return
-        lines = enumerate(file, start=1)
-        for is_blank, block in groupby(lines, key=lambda line: line[1].isspace()):
-            if is_blank:
-                continue
-            if documents == "line":
-                yield from ((f"{name}:{number}", (line.rstrip("\n"),)) for number, line in block)
-            else:
-                first, line = next(block)
-                yield f"{name}:{first}", (line + "".join(line for _, line in block),)
+def _read_text(name: str, documents: str, bad: BadRecords) -> Rows:
+    for where, text in _text_documents(name, documents, bad):
+        try:
+            require_utf8(text, where, name, bad)
+        except ValueError as error:
+            bad.add(error)
+        else:
+            yield where, (text,)
+
+
+def _text_documents(name: str, documents: str, bad: BadRecords) -> Iterator[tuple[str, str]]:
+    # Of a document that is too large, a character too many is enough to tell.
+    if documents == "file":
+        for _, text in islice(read_pieces(name, bad, lambda file: file.read(MAX_DOCUMENT_BYTES + 1)), 1):
+            yield name, text
+        return
+    lines = read_lines(name, bad, MAX_DOCUMENT_BYTES)
+    for is_blank, block in groupby(lines, key=lambda line: line[1].isspace()):
+        if is_blank:
+            continue
+        if documents == "line":
+            yield from ((f"{name}:{number}", line.rstrip("\n")) for number, line in block)
+        else:
+            yield _joined(name, block)
+
+
+def _joined(name: str, lines: Iterator[tuple[int, str]]) -> tuple[str, str]:
+    first, line = next(lines)
+    parts, size = [line], len(line)
+    for _, line in lines:
+        if size <= MAX_DOCUMENT_BYTES:
+            parts.append(line)
+            size += len(line)
+    return f"{name}:{first}", "".join(parts)

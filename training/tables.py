@@ -2,28 +2,29 @@
 
 import csv
 import glob
-import gzip
 import json
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet
-from datasets import Dataset, Features, IterableDataset, Translation, load_dataset, load_dataset_builder
-from datasets.exceptions import DatasetGenerationError
-from datasets.fingerprint import Hasher
+from datasets import Dataset, IterableDataset, Translation, load_dataset, load_dataset_builder
+
+from .bad_records import BadRecords
+from .streaming import stream_rows
+from .text_files import read_lines, require_utf8
 
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
 
-# Rows are held in memory until a batch of them is written.
-ROWS_PER_BATCH = 500
 MAX_DOCUMENT_BYTES = 2**27
+# In characters. A line of JSON may write each character of a document as six.
+MAX_LINE = 4 * MAX_DOCUMENT_BYTES
+
+_PARQUET_ROWS = 500
 
 _DATA_SET_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?::([\w.-]+))?", re.ASCII)
 
@@ -52,8 +53,7 @@ class Source(NamedTuple):
 
     label: str
     key: Any
-    read: Callable[[], Rows]
-    rows_per_batch: int = ROWS_PER_BATCH
+    read: Callable[[BadRecords], Rows]
 
 
 def source_names(data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], builtin: str) -> list[str]:
@@ -70,27 +70,6 @@ def source_names(data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     if not names:
         raise ValueError(f"`data` names no source; give a file, folder, glob, data set id or {builtin!r}")
     return names
-
-
-def write_dataset(
-    rows: Callable[[], Iterator[dict[str, Any]]], features: Features, key: Any, rows_per_batch: int = ROWS_PER_BATCH
-) -> Dataset:
-    """Writes rows to the cache of `datasets`, unless rows of the same key are there, and maps them into memory.
-
-    Args:
-        rows: gives the rows. Its ValueError or OSError is raised as it is.
-        features: the columns.
-        key: all that the rows depend on.
-        rows_per_batch: how many of them are held in memory.
-    """
-    try:
-        return Dataset.from_generator(
-            rows, features=features, fingerprint=Hasher.hash(key), writer_batch_size=rows_per_batch
-        )
-    except DatasetGenerationError as error:
-        if isinstance(error.__cause__, (ValueError, OSError)):
-            raise error.__cause__ from None
-        raise
 
 
 def num_bytes(text: str, where: str) -> int:
@@ -150,14 +129,15 @@ def hub_texts(name: str, columns: Sequence[Column], split: str, streaming: bool)
     """The texts of a data set on the Hub."""
     rows, version = open_hub_data_set(name, split, streaming=streaming)
 
-    def read() -> Rows:
+    def read(bad: BadRecords) -> Rows:
         chosen = rows
         if rows.features is not None:  # else known only after the first row, as the data set does not declare them
             shape = _feature_columns(rows.features)
             for column in columns:
                 find_column(column, shape, name)
             chosen = rows.select_columns(list(dict.fromkeys(_outermost(column, shape) for column in columns)))
-        return _texts(((f"{name}:{number}", row) for number, row in enumerate(chosen, start=1)), columns)
+        found = stream_rows(chosen, name) if isinstance(chosen, IterableDataset) else iter(chosen)
+        return _texts(((f"{name}:{number}", row) for number, row in enumerate(found, start=1)), columns, bad)
 
     return Source(f"the data set {name!r}", ("hub", version, columns), read)
 
@@ -241,51 +221,17 @@ def is_table(name: str) -> bool:
     return suffix_of(name) in _TABLE_READERS
 
 
-def open_file(name: str, mode: str, **options: Any) -> Any:
-    """Opens a file that may be gzipped."""
-    return gzip.open(name, mode, **options) if name.lower().endswith(".gz") else open(name, mode, **options)
-
-
-def open_text(name: str, newline: str | None = None) -> IO[str]:
-    """Opens a text that may be gzipped."""
-    file: IO[str] = open_file(name, "rt", encoding="utf-8-sig", newline=newline)
-    return file
-
-
-@contextmanager
-def naming_the_file(name: str) -> Iterator[None]:
-    """Names the file, and the place in it, in the errors of the decoders of UTF-8 and of gzip."""
-    try:
-        yield
-    except UnicodeDecodeError:
-        raise ValueError(_undecodable(name)) from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{name!r} is not a complete gzip file: {error}") from None
-
-
-def _undecodable(name: str) -> str:
-    # The decoder knows the place within its buffer only. No line of UTF-8 can break inside a character.
-    offset = 0
-    with open_file(name, "rb") as file:
-        for line in file:
-            try:
-                line.decode()
-            except UnicodeDecodeError as error:
-                place = f"byte {offset + error.start:,} (0x{line[error.start]:02x})"
-                return f"{name!r} is not UTF-8: {place}; if it is text, re-encode it (iconv -t UTF-8)"
-            offset += len(line)
-    return f"{name!r} changed while it was read"
-
-
 # Tables
 
 
-def read_table(name: str, columns: Sequence[Column]) -> Rows:
+def read_table(name: str, columns: Sequence[Column], bad: BadRecords | None = None) -> Rows:
     """Reads texts from a file that `is_table`.
 
     Args:
         name: of the file.
         columns: those that every row must have, each a text.
+        bad: takes note of the rows that can't be read, and of what follows where a file can't be read on; None stops
+            at the first. A column that a header or schema lacks is an error in any case.
 
     Yields:
         The file and line (or row of a Parquet file), from 1; and the texts, in the order of `columns`.
@@ -293,60 +239,130 @@ def read_table(name: str, columns: Sequence[Column]) -> Rows:
     Raises:
         ValueError: if the file does not parse, a column is missing or holds something other than text.
     """
-    with naming_the_file(name):
-        yield from _texts(_TABLE_READERS[suffix_of(name)](name, columns), columns)
+    bad = bad or BadRecords()
+    return _texts(_TABLE_READERS[suffix_of(name)](name, columns, bad), columns, bad)
 
 
-def _read_json_lines(name: str, columns: Sequence[Column]) -> _Objects:
-    with open_text(name) as file:
-        for number, line in enumerate(file, start=1):
-            if line.isspace():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{name}:{number} does not parse as JSON (one object a line): {error}") from None
-            if not isinstance(row, dict):
-                raise ValueError(f"{name}:{number} must be a JSON object, not {_shown(row)}")
-            yield f"{name}:{number}", row
+def _read_json_lines(name: str, columns: Sequence[Column], bad: BadRecords) -> _Objects:
+    for number, line in read_lines(name, bad, MAX_LINE):
+        if line.isspace():
+            continue
+        where = f"{name}:{number}"
+        try:
+            require_utf8(line, where, name, bad)
+            row = _parse_json(line, where)
+        except ValueError as error:
+            bad.add(error)
+        else:
+            yield where, row
 
 
-def _read_csv(name: str, columns: Sequence[Column]) -> _Objects:
+def _parse_json(line: str, where: str) -> dict[str, Any]:
+    if len(line) > MAX_LINE:
+        raise ValueError(f"{where}: a line of more than {MAX_LINE:,} characters")
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} does not parse as JSON (one object a line): {error}") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"{where} must be a JSON object, not {_shown(row)}")
+    return row
+
+
+def _read_csv(name: str, columns: Sequence[Column], bad: BadRecords) -> _Objects:
     # The default, 128 KiB for the whole process, is less than a long article.
     csv.field_size_limit(max(MAX_DOCUMENT_BYTES, csv.field_size_limit()))
     dialect = "excel-tab" if suffix_of(name) == ".tsv" else "excel"
-    with open_text(name, newline="") as file:
-        reader = csv.DictReader(file, dialect=dialect, strict=True)
-        line = 1
-        try:
-            header = reader.fieldnames or ()
-            for column in columns:
-                if header.count(column.name) > 1:
-                    raise ValueError(
-                        f"{name} has {header.count(column.name)} columns {column.name!r}: rename or remove one"
-                    )
-            line = reader.line_num + 1
-            for row in reader:
-                if None in row:
-                    raise ValueError(f"{name}:{line} has more fields than the header, {listed(header)}")
-                yield f"{name}:{line}", row
-                line = reader.line_num + 1
-        except csv.Error as error:
-            raise ValueError(f"{name}:{line} does not parse as CSV ({dialect}): {error}") from None
+    damage: list[ValueError] = []  # in the lines of the present row
 
+    def lines() -> Iterator[str]:
+        for number, line in read_lines(name, bad, MAX_LINE, newline=""):
+            where = f"{name}:{number}"
+            try:
+                require_utf8(line, where, name, bad)
+                if len(line) > MAX_LINE:
+                    raise ValueError(f"{where}: a line of more than {MAX_LINE:,} characters")
+            except ValueError as error:
+                if bad.stops:
+                    raise
+                damage.append(error)
+            yield line
 
-def _read_parquet(name: str, columns: Sequence[Column]) -> _Objects:
+    reader = csv.DictReader(lines(), dialect=dialect, strict=True)
+    line = 1
     try:
-        with pa.parquet.ParquetFile(name, pre_buffer=False) as table:  # a buffer that would grow to the whole column
-            shape = _schema_columns(table.schema_arrow)
-            for column in columns:
-                find_column(column, shape, name)
-            chosen = list(dict.fromkeys(column.name for column in columns))
-            batches = table.iter_batches(batch_size=ROWS_PER_BATCH, columns=chosen)
-            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
-            yield from ((f"{name}:{number}", row) for number, row in enumerate(rows, start=1))
-    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        raise ValueError(f"{name!r} does not read as Parquet: {str(error).splitlines()[0]}") from None
+        header = reader.fieldnames or ()
+        if damage:
+            raise damage[0]
+        line = reader.reader.line_num + 1
+        for column in columns if header else ():
+            find_column(column, dict.fromkeys(header), f"{name}:{line}")
+            if header.count(column.name) > 1:
+                raise ValueError(
+                    f"{name} has {header.count(column.name)} columns {column.name!r}: rename or remove one"
+                )
+    except csv.Error as error:
+        raise ValueError(f"{name}:{line} does not parse as CSV ({dialect}): {error}") from None
+    while True:
+        try:
+            row = next(reader, None)
+            if damage:
+                raise damage[0]
+            if row is not None and None in row:
+                raise ValueError(f"{name}:{line} has more fields than the header, {listed(header)}")
+        except csv.Error as error:
+            last = reader.reader.line_num
+            lost = f" (and with it the lines up to {last:,})" if last > line else ""
+            bad.add(ValueError(f"{name}:{line} does not parse as CSV ({dialect}): {error}{lost}"))
+        except ValueError as error:
+            bad.add(error)
+        else:
+            if row is None:
+                return
+            yield f"{name}:{line}", row
+        damage.clear()
+        line = reader.reader.line_num + 1
+
+
+def _read_parquet(name: str, columns: Sequence[Column], bad: BadRecords) -> _Objects:
+    try:
+        table = pa.parquet.ParquetFile(name, pre_buffer=False)  # a buffer that would grow to the whole column
+    except (pa.ArrowException, OSError) as error:
+        bad.add(_not_parquet(repr(name), error))
+        return
+    with table:
+        shape = _schema_columns(table.schema_arrow)
+        for column in columns:
+            find_column(column, shape, name)
+        chosen = list(dict.fromkeys(column.name for column in columns))
+        end = 0
+        for group in range(table.num_row_groups):
+            number, end = end, end + table.metadata.row_group(group).num_rows
+            try:
+                for batch in table.iter_batches(_PARQUET_ROWS, row_groups=[group], columns=chosen):
+                    yield from _parquet_rows(batch, name, number, bad)
+                    number += len(batch)
+            except (pa.ArrowException, OSError) as error:
+                bad.add(_not_parquet(f"{name!r}, rows {number + 1:,} to {end:,},", error))
+
+
+def _parquet_rows(batch: pa.RecordBatch, name: str, before: int, bad: BadRecords) -> _Objects:
+    try:
+        rows = batch.to_pylist()
+    except UnicodeDecodeError:
+        if len(batch) > 1:
+            for place in range(len(batch)):
+                yield from _parquet_rows(batch.slice(place, 1), name, before + place, bad)
+            return
+        bad.add(ValueError(f"{name}:{before + 1} is not UTF-8"))
+        return
+    yield from ((f"{name}:{number}", row) for number, row in enumerate(rows, start=before + 1))
+
+
+def _not_parquet(what: str, error: Exception) -> ValueError:
+    if isinstance(error, OSError) and error.errno is not None:
+        raise error  # the system's; of damaged data it has no number
+    return ValueError(f"{what} does not read as Parquet: {str(error).splitlines()[0]}")
 
 
 def _schema_columns(schema: pa.Schema) -> dict[str, Any]:
@@ -356,7 +372,7 @@ def _schema_columns(schema: pa.Schema) -> dict[str, Any]:
     }
 
 
-_TABLE_READERS: dict[str, Callable[[str, Sequence[Column]], _Objects]] = {
+_TABLE_READERS: dict[str, Callable[[str, Sequence[Column], BadRecords], _Objects]] = {
     ".jsonl": _read_json_lines,
     ".json": _read_json_lines,
     ".csv": _read_csv,
@@ -366,13 +382,21 @@ _TABLE_READERS: dict[str, Callable[[str, Sequence[Column]], _Objects]] = {
 TABLE_SUFFIXES = tuple(_TABLE_READERS)
 
 
-def _texts(rows: _Objects, columns: Sequence[Column]) -> Rows:
+def _texts(rows: _Objects, columns: Sequence[Column], bad: BadRecords) -> Rows:
     for where, row in rows:
-        texts = tuple(find_column(column, row, where) for column in columns)
-        for column, text in zip(columns, texts, strict=True):
-            if not isinstance(text, str):
-                raise ValueError(f"{where}: column {column.name!r} must hold text, not {_shown(text)}")
-        yield where, texts
+        try:
+            texts = tuple(_text(column, row, where) for column in columns)
+        except ValueError as error:
+            bad.add(error)
+        else:
+            yield where, texts
+
+
+def _text(column: Column, row: Mapping[str, Any], where: str) -> str:
+    text = find_column(column, row, where)
+    if not isinstance(text, str):
+        raise ValueError(f"{where}: column {column.name!r} must hold text, not {_shown(text)}")
+    return text
 
 
 def find_column(column: Column, row: Mapping[str, Any], where: str) -> Any:

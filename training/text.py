@@ -46,6 +46,7 @@ def load_split(settings: CorpusSettings) -> tuple[Dataset, Dataset]:
         "documents": settings.documents,
         "split": settings.split,
         "streaming": settings.streaming,
+        "bad_records": settings.bad_records,
     }
     documents = load_documents(settings.data, max_documents=settings.max_documents, **reading)
     share = held_out_share(settings.validation)

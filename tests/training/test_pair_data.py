@@ -11,9 +11,9 @@ from datasets import Features, Value
 from regard.tokenization.byte_level import train_byte_level
 from regard.tokenization.characters import train_characters
 from regard.training import pair_data
+from regard.training.cache import write_dataset
 from regard.training.masking import IGNORED
 from regard.training.pair_data import PairCollator, PairExamples, batched_by_length, tokenize_pairs
-from regard.training.tables import write_dataset
 
 PAIRS = [("river bank", "banque"), ("a", "un deux trois"), ("the wide stone", "pierre"), ("fish, fish", "poisson é")]
 

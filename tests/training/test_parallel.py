@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from regard.training import tables
+from regard.training import tables, text_files
 from regard.training.parallel import load_pairs
 from regard.training.sources import load_documents
 from tests.training.reading import refusal_by, write, write_lines
@@ -181,14 +181,14 @@ def test_hub_joins_files(hub):
 
 def test_files_are_read_once(folder, monkeypatch):
     opened = []
-    original = tables.open_file
+    original = text_files.open_file
 
     def open_file(name, *args, **kwargs):
         opened.append(name)
         return original(name, *args, **kwargs)
 
     monkeypatch.setattr(
-        tables, "open_file", lambda name, *args, **kw: opened.append(name) or original(name, *args, **kw)
+        text_files, "open_file", lambda name, *args, **kw: opened.append(name) or original(name, *args, **kw)
     )
     name = write_lines("t.jsonl", {"source": "a", "target": "b", "text": "c"})
     assert load_pairs(name)._fingerprint == load_pairs([name])._fingerprint

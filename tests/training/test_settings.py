@@ -80,7 +80,7 @@ def test_values_of_another_type(name, given, expected):
         ("learning_rat", "there is no setting `learning_rat`: did you mean `learning_rate`?"),
         ("batch-size", "there is no setting `batch-size`: did you mean `batch_size`?"),
         ("mask_prob", "there is no setting `mask_prob`: did you mean `mask_rate`?"),
-        (5, "there is no setting `5`: the settings are accumulation, batch_size, clip, compile, "),
+        (5, "there is no setting `5`: the settings are accumulation, bad_records, batch_size, clip, "),
     ],
 )
 def test_names_that_are_no_setting(name, expected):

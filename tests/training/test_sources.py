@@ -8,7 +8,7 @@ from functools import partial
 import datasets
 import pytest
 
-from regard.training import sources, tables
+from regard.training import cache, sources, tables, text_files
 from regard.training.sources import load_documents
 from tests.training.reading import refusal_by, rows_of, texts_of, write
 
@@ -303,7 +303,7 @@ def test_file_or_folder_that_cannot_be_read(folder, monkeypatch):
         raise PermissionError(13, "Permission denied", "secret")
 
     write("docs/a.txt", "a")
-    monkeypatch.setattr(tables, "open_file", deny)
+    monkeypatch.setattr(text_files, "open_file", deny)
     assert "Permission denied" in refusal("docs/a.txt", error=PermissionError)
     monkeypatch.setattr(os, "scandir", deny)
     assert "Permission denied" in refusal("docs", error=PermissionError)
@@ -316,13 +316,13 @@ def test_file_or_folder_that_cannot_be_read(folder, monkeypatch):
 def read_files(monkeypatch):
     """The names of the files that are opened."""
     names = []
-    original = tables.open_file
+    original = text_files.open_file
 
     def opened(name, *args, **kwargs):
         names.append(name)
         return original(name, *args, **kwargs)
 
-    monkeypatch.setattr(tables, "open_file", opened)
+    monkeypatch.setattr(text_files, "open_file", opened)
     return names
 
 
@@ -371,27 +371,26 @@ def test_text_column_is_part_of_the_key(folder):
 def test_failure_leaves_nothing_behind(folder, monkeypatch, error):
     for i in range(40):
         write(f"{i:02}.txt", str(i))
-    original = tables.open_file
+    original = text_files.open_file
 
     def fails_late(name, *args, **kwargs):
         if name == "./35.txt":
             raise error
         return original(name, *args, **kwargs)
 
-    monkeypatch.setattr(tables, "open_file", fails_late)
+    monkeypatch.setattr(text_files, "open_file", fails_late)
     with pytest.raises(type(error)):
         load_documents(".")
     assert not list((folder.parent / "cache").rglob("*.arrow"))
-    monkeypatch.setattr(tables, "open_file", original)
+    monkeypatch.setattr(text_files, "open_file", original)
     assert texts_of(".") == [str(i) for i in range(40)]
 
 
-def test_rows_are_written_in_batches(folder):
-    write("a.txt", "".join(f"{i}\n" for i in range(3 * sources.ROWS_PER_BATCH)))
-    for i in range(3 * sources.FILES_PER_BATCH):
-        write(f"docs/{i}.txt", str(i))
-    for corpus in (load_documents("a.txt", documents="line"), load_documents("docs")):
-        assert corpus.data.column(0).num_chunks == 3
-    # A table next to whole files must not make these wait for each other.
-    write("b.jsonl", '{"text": "b"}')
-    assert load_documents(["b.jsonl", "docs"]).data.column(0).num_chunks == 4
+def test_rows_are_written_in_batches(folder, monkeypatch):
+    write("a.txt", "".join(f"{i}\n" for i in range(3 * cache.ROWS_PER_BATCH)))
+    assert load_documents("a.txt", documents="line").data.column(0).num_chunks == 3
+    # Fewer rows where these are large: after each that reaches the bound.
+    monkeypatch.setattr(cache, "CHARACTERS_PER_BATCH", 100)
+    for i in range(7):
+        write(f"docs/{i}.txt", "x" * 60)
+    assert [len(chunk) for chunk in load_documents("docs").data.column(0).chunks] == [2, 2, 2, 1]

@@ -1,0 +1,95 @@
+"""Rows that are written once to the cache of `datasets`, and memory-mapped from there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+from datasets import ArrowBasedBuilder, Dataset, DatasetInfo, Features, SplitGenerator
+from datasets.builder import Key
+from datasets.exceptions import DatasetGenerationError
+from datasets.fingerprint import Hasher
+from datasets.packaged_modules.generator.generator import GeneratorConfig
+
+from .bad_records import BadRecords, counted, note, skipped_records
+
+# Rows are held in memory until a batch of them is written: so many, or fewer of so many characters together. Arrow's
+# arrays of strings end at 2 GiB.
+ROWS_PER_BATCH = 500
+CHARACTERS_PER_BATCH = 2**22
+
+logger = logging.getLogger("regard.training")
+
+
+class _Rows(ArrowBasedBuilder):
+    """Writes what a function gives, as the builder of `Dataset.from_generator` does, but in batches of a bounded size.
+
+    Its description, which only the end of the rows decides, is written with them.
+    """
+
+    BUILDER_CONFIG_CLASS = GeneratorConfig
+
+    def __init__(self, describe: Callable[[], str], **options: Any) -> None:
+        super().__init__(**options)
+        self._describe = describe
+
+    def _info(self) -> DatasetInfo:
+        return DatasetInfo(features=self.config.features)
+
+    def _split_generators(self, dl_manager: Any) -> list[SplitGenerator]:
+        return [SplitGenerator(name="train", gen_kwargs={})]
+
+    def _generate_tables(self) -> Iterator[tuple[Key, pa.Table]]:
+        features = self.config.features
+        for number, batch in enumerate(_batches(self.config.generator())):
+            encoded = [features.encode_example(row) for row in batch]
+            yield Key(0, number), pa.Table.from_pylist(encoded, schema=features.arrow_schema)
+        self.info.description = self._describe()
+
+
+def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    batch: list[dict[str, Any]] = []
+    characters = 0
+    for row in rows:
+        batch.append(row)
+        characters += sum(len(value) for value in row.values() if isinstance(value, str))
+        if len(batch) >= ROWS_PER_BATCH or characters >= CHARACTERS_PER_BATCH:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def write_dataset(
+    rows: Callable[[], Iterator[dict[str, Any]]], features: Features, key: Any, bad: BadRecords | None = None
+) -> Dataset:
+    """Writes rows to the cache of `datasets`, unless rows of the same key are there, and maps them into memory.
+
+    Args:
+        rows: gives the rows. Its ValueError or OSError is raised as it is.
+        features: the columns.
+        key: all that the rows depend on.
+        bad: counts the records that `rows` leaves out, if it does. Their number is kept with the rows, and logged
+            whenever these are loaded.
+    """
+    counted_by = bad or BadRecords()
+    fingerprint = Hasher.hash((key, counted_by.stops))
+    builder = _Rows(
+        lambda: note(counted_by.count, fingerprint),
+        generator=rows,
+        features=features,
+        config_id=f"default-fingerprint={fingerprint}",
+    )
+    try:
+        builder.download_and_prepare()
+    except DatasetGenerationError as error:
+        if isinstance(error.__cause__, (ValueError, OSError)):
+            raise error.__cause__ from None
+        raise
+    dataset = builder.as_dataset(split="train")
+    dataset._fingerprint = fingerprint
+    if number := skipped_records(dataset):
+        logger.warning("%s left out.", counted(number))
+    return dataset
