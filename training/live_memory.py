@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 
-def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
+def _parts(tensor: Any) -> tuple[Tensor, ...]:
     # A nested tensor has no memory of its own.
     return (tensor.values(), tensor.offsets()) if tensor.is_nested else (tensor,)
 
@@ -24,7 +24,7 @@ class LiveMemory(TorchDispatchMode):
 
     Attributes:
         bytes: of the tensors alive.
-        saved: bytes of those that the backward pass is kept for, as long as it has not read them.
+        saved: bytes of those among them that were saved for the backward pass.
         peaks: the most bytes alive in each section of what was run.
 
     Args:
@@ -40,17 +40,34 @@ class LiveMemory(TorchDispatchMode):
         self._saved: set[int] = set()
         self.bytes, self._peak = 0, 0
         self.peaks: list[int] = []
+        self._sum: tuple[int, int] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operation, and counts what it gives."""
+        self._settle()
         result = func(*args, **(kwargs or {}))
         for value in tree_iter(result):
             if isinstance(value, Tensor):
-                self.add(value)
+                self._count(value)
+        if func is torch.ops.aten.add.Tensor and not torch.is_grad_enabled():
+            self._sum = args[0].untyped_storage()._cdata, self.bytes
+        else:
+            self._peak = max(self._peak, self.bytes)
         return result
 
+    def _settle(self) -> None:
+        # Autograd adds up the gradients of what was used twice in place, but not while it is followed. A sum whose
+        # first term goes at once would have taken no memory of its own.
+        if self._sum is not None and self._sum[0] in self._alive:
+            self._peak = max(self._peak, self._sum[1])
+        self._sum = None
+
     def add(self, tensor: Tensor) -> None:
-        """Counts a tensor, if it is not counted yet."""
+        """Counts a tensor that was there before."""
+        self._count(tensor)
+        self._peak = max(self._peak, self.bytes)
+
+    def _count(self, tensor: Tensor) -> None:
         for part in _parts(tensor):
             storage = part.untyped_storage()
             key = storage._cdata
@@ -58,7 +75,6 @@ class LiveMemory(TorchDispatchMode):
                 continue
             self._alive[key] = storage.nbytes()
             self.bytes += storage.nbytes()
-            self._peak = max(self._peak, self.bytes)
             weakref.finalize(storage, self._forget, key).atexit = False
 
     def _forget(self, key: int) -> None:
@@ -72,6 +88,7 @@ class LiveMemory(TorchDispatchMode):
 
     def end_section(self) -> None:
         """Ends a section of `peaks`; the next one begins."""
+        self._settle()
         self.peaks.append(self._peak)
         self._peak = self.bytes
 
@@ -80,7 +97,6 @@ class LiveMemory(TorchDispatchMode):
         self.end_section()
         tensor = tensor.detach()
         for part in _parts(tensor):
-            self.add(part)
             if part.untyped_storage()._cdata in self._alive:
                 self._saved.add(part.untyped_storage()._cdata)
         return tensor

@@ -306,8 +306,8 @@ def _memory(
     if devices > 1:
         communication = _gathered_bytes(model, precision) if sharding == "full" else gradients
     highest = max(
-        _extrapolated(*peaks, further) + held / parts
-        for *peaks, held in zip(small.peaks, large.peaks, large.gradients, strict=True)
+        _extrapolated(few, more, further) + held / parts
+        for few, more, held in zip(small.peaks, large.peaks, large.gradients, strict=True)
     )
     return Memory(
         weights=round(weights),
@@ -335,7 +335,7 @@ def _gathered_bytes(model: PreTrainedModel, precision: str) -> float:
     """
     sizes = [
         sum(parameter.numel() for parameter in block.parameters())
-        for block in _blocks(model, frozenset(model._no_split_modules))
+        for block in _blocks(model, frozenset(model._no_split_modules or ()))
     ]
     rest, largest = model.num_parameters() - sum(sizes), max(sizes, default=0)
     return (4 if precision == "no" else 2) * (2 * rest + 3 * largest)

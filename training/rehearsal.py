@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from accelerate.utils import convert_outputs_to_fp32
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from .bert_data import BertCollator
 from .bert_data import Example as BertExample
@@ -136,7 +137,8 @@ class Rehearsal:
             raise ValueError("`precision` ('fp16') needs an accelerator, and there is none here: 'bf16' is as small")
         # The weights are made up too, and the generator is the caller's.
         with torch.random.fork_rng(devices=[]):
-            self.model = family.make_model(settings, processor).to(self.device).train()
+            model: Any = family.make_model(settings, processor)
+            self.model: PreTrainedModel = model.to(self.device).train()
         self._forward: Any = self.model
         if settings.precision != "no":
             dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[settings.precision]
