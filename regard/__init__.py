@@ -50,6 +50,7 @@ _LAZY = {
     "fill_masks": ".fill",
     "finetune": ".finetuning",
     "generate_text": ".generate",
+    "plan_training": ".plan",
     **dict.fromkeys(_TRAINING, ".train"),
 }
 
@@ -81,6 +82,7 @@ __all__ = [
     "finetune",
     "generate_text",
     "make_captioner_processor",
+    "plan_training",
     "spatial_maps",
     "train_bert",
     "train_captioner",

@@ -6,7 +6,7 @@ import inspect
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from . import __version__
 from .fill import fill_masks
 from .finetuning import finetune
 from .generate import generate_text
+from .plan import PLANNED, plan_lines, plan_training
 from .push import push as push_run
 from .sharing.export import export_model
 from .train import figure_lines, train_model
@@ -43,6 +44,8 @@ train_app = typer.Typer(help="Train a model.", no_args_is_help=True, rich_markup
 app.add_typer(train_app, name="train")
 finetune_app = typer.Typer(help="Fine-tune a model for a task.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(finetune_app, name="finetune")
+plan_app = typer.Typer(help="Plan a training: memory, operations, time.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(plan_app, name="plan")
 
 
 class _Console(logging.Handler):
@@ -100,6 +103,49 @@ def _parse_field(text: str, option: str = "config", example: str = "hidden_size=
         raise ValueError(f"`{option}` ({text!r}) has a value that is not YAML") from None
 
 
+def settings_options(settings_class: type, names: Container[str] | None = None) -> list[inspect.Parameter]:
+    """The command-line options of a settings dataclass: a file, and its fields or those of the names given."""
+
+    def default_of(setting: Any) -> Any:
+        return setting.default if setting.default is not MISSING else setting.default_factory()
+
+    file = inspect.Parameter(
+        "settings",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[
+            Path | None,
+            typer.Option(help="YAML file of settings, named as here with _ for -; options go before it."),
+        ],
+    )
+    types = field_types(settings_class)
+    return [file] + [
+        _option_for(setting.name, types[setting.name], default_of(setting), setting.metadata["help"])
+        for setting in fields(settings_class)
+        if names is None or setting.name in names
+    ]
+
+
+def chosen_settings(settings: Path | None, given: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a file, and those given as options, which go before them."""
+    chosen = read_yaml(settings) if settings else {}
+    flags = {name: value for name, value in given.items() if value is not None and name != "config"}
+    if flags.keys() & set(DURATIONS):
+        # One way of saying how long goes before another in the file.
+        chosen = {name: value for name, value in chosen.items() if name not in DURATIONS}
+    chosen |= flags
+    own = chosen.get("config", {})
+    if given.get("config") and isinstance(own, dict):
+        chosen["config"] = own | dict(map(_parse_field, given["config"]))
+    return chosen
+
+
+def _with_options(command: Callable[..., None], options: list[inspect.Parameter]) -> Callable[..., None]:
+    command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    command.__annotations__ = {option.name: option.annotation for option in options}
+    return command
+
+
 def settings_command(
     settings_class: type, run: Callable[..., Any], output: str, *, may_change: bool = False
 ) -> Callable[..., None]:
@@ -114,22 +160,10 @@ def settings_command(
 
     def command(output: Path, resume: bool, settings: Path | None, **given: Any) -> None:
         accepted = {"accept_changes": given.pop("accept_changes")} if may_change else {}
-        chosen = read_yaml(settings) if settings else {}
-        flags = {name: value for name, value in given.items() if value is not None and name != "config"}
-        if flags.keys() & set(DURATIONS):
-            # One way of saying how long goes before another in the file.
-            chosen = {name: value for name, value in chosen.items() if name not in DURATIONS}
-        chosen |= flags
-        own = chosen.get("config", {})
-        if given.get("config") and isinstance(own, dict):
-            chosen["config"] = own | dict(map(_parse_field, given["config"]))
-        run(output, chosen, resume=resume, **accepted)
-
-    def default_of(setting: Any) -> Any:
-        return setting.default if setting.default is not MISSING else setting.default_factory()
+        run(output, chosen_settings(settings, given), resume=resume, **accepted)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
-    options = [
+    own = [
         inspect.Parameter(
             "output",
             keyword,
@@ -142,19 +176,10 @@ def settings_command(
             default=False,
             annotation=Annotated[bool, typer.Option("--resume", help="Go on with the run in the output folder.")],
         ),
-        inspect.Parameter(
-            "settings",
-            keyword,
-            default=None,
-            annotation=Annotated[
-                Path | None,
-                typer.Option(help="YAML file of settings, named as here with _ for -; options go before it."),
-            ],
-        ),
     ]
     if may_change:
         text = "With --resume: go on though settings, data, tokenizer or model have changed, and record it."
-        options.append(
+        own.append(
             inspect.Parameter(
                 "accept_changes",
                 keyword,
@@ -162,12 +187,7 @@ def settings_command(
                 annotation=Annotated[bool, typer.Option("--accept-changes", help=text)],
             )
         )
-    types = field_types(settings_class)
-    for setting in fields(settings_class):
-        options.append(_option_for(setting.name, types[setting.name], default_of(setting), setting.metadata["help"]))
-    command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
-    command.__annotations__ = {option.name: option.annotation for option in options}
-    return command
+    return _with_options(command, own + settings_options(settings_class))
 
 
 TRAIN_HELP = {
@@ -181,6 +201,48 @@ for _name, _family in TRAINABLE.items():
     train_app.command(_name, help=TRAIN_HELP[_name], short_help=TRAIN_HELP[_name].partition(":")[0].rstrip("."))(
         settings_command(_family.settings_class, partial(train_model, _name), f"runs/{_name}", may_change=True)
     )
+
+
+def plan_command(family: str) -> Callable[..., None]:
+    """Makes the command that plans the training of a family; it has those options of the training that matter."""
+
+    def command(
+        *,
+        devices: Annotated[int, typer.Option(help="Devices that share each batch.")] = 1,
+        sharding: Annotated[
+            str, typer.Option(help="What a device has: 'none', the whole model, or 'full', its share of it.")
+        ] = "none",
+        tokens: Annotated[
+            float | None, typer.Option(help="Tokens to train on, such as 1e9, which it is without --steps.")
+        ] = None,
+        speed: Annotated[float | None, typer.Option(help="Tokens per second of one device.")] = None,
+        measure: Annotated[bool, typer.Option("--measure", help="Measure the speed here, for some seconds.")] = False,
+        efficiency: Annotated[
+            float, typer.Option(help="Share of its speed that each of several devices keeps.")
+        ] = 1.0,
+        as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+        settings: Path | None,
+        **given: Any,
+    ) -> None:
+        made = plan_training(
+            family,
+            chosen_settings(settings, given),
+            devices=devices,
+            sharding=sharding,
+            tokens=tokens,
+            speed=speed,
+            measure=measure,
+            efficiency=efficiency,
+        )
+        typer.echo(json.dumps(made.to_dict(), indent=2) if as_json else "\n".join(plan_lines(made)))
+
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    options = [option for option in own if option.name not in ("settings", "given")]
+    return _with_options(command, options + settings_options(TRAINABLE[family].settings_class, PLANNED))
+
+
+for _name in TRAINABLE:
+    plan_app.command(_name, help=f"Plan a run of `regard train {_name}`.")(plan_command(_name))
 
 
 FINETUNE_HELP = {
