@@ -27,6 +27,8 @@ MAX_DOCUMENT_BYTES = 2**27
 
 _DATA_SET_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?::([\w.-]+))?", re.ASCII)
 
+_GZIP_ERRORS = (gzip.BadGzipFile, EOFError, zlib.error)
+
 Rows: TypeAlias = Iterator[tuple[str, tuple[str, ...]]]  # where the row is, its texts
 _Objects: TypeAlias = Iterator[tuple[str, Mapping[str, Any]]]  # where the row is, all of it
 
@@ -259,22 +261,38 @@ def naming_the_file(name: str) -> Iterator[None]:
         yield
     except UnicodeDecodeError:
         raise ValueError(_undecodable(name)) from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+    except _GZIP_ERRORS as error:
         raise ValueError(f"{name!r} is not a complete gzip file: {error}") from None
 
 
 def _undecodable(name: str) -> str:
     # The decoder knows the place within its buffer only. No line of UTF-8 can break inside a character.
     offset = 0
-    with open_file(name, "rb") as file:
-        for line in file:
-            try:
-                line.decode()
-            except UnicodeDecodeError as error:
-                place = f"byte {offset + error.start:,} (0x{line[error.start]:02x})"
-                return f"{name!r} is not UTF-8: {place}; if it is text, re-encode it (iconv -t UTF-8)"
-            offset += len(line)
+    try:
+        with open_file(name, "rb") as file:
+            for line in file:
+                try:
+                    line.decode()
+                except UnicodeDecodeError as error:
+                    place = f"byte {offset + error.start:,} (0x{line[error.start]:02x})"
+                    return f"{name!r} is not UTF-8: {place}; if it is text, re-encode it (iconv -t UTF-8)"
+                offset += len(line)
+    except _GZIP_ERRORS as error:
+        # The line may go on beyond what the decoder had.
+        return f"{name!r} is not a complete gzip file: {error}"
     return f"{name!r} changed while it was read"
+
+
+@contextmanager
+def naming_the_parquet_file(name: str) -> Iterator[None]:
+    """Names the file, in one line, in the errors of the reader of Parquet."""
+    try:
+        yield
+    except (pa.ArrowException, UnicodeDecodeError, OverflowError, OSError) as error:
+        # One of the system's, such as that of a file that is not there, names it itself.
+        if getattr(error, "errno", None) is not None:
+            raise
+        raise ValueError(f"{name!r} does not read as Parquet: {str(error).splitlines()[0]}") from None
 
 
 # Tables
@@ -336,17 +354,15 @@ def _read_csv(name: str, columns: Sequence[Column]) -> _Objects:
 
 
 def _read_parquet(name: str, columns: Sequence[Column]) -> _Objects:
-    try:
-        with pa.parquet.ParquetFile(name, pre_buffer=False) as table:  # a buffer that would grow to the whole column
-            shape = _schema_columns(table.schema_arrow)
-            for column in columns:
-                find_column(column, shape, name)
-            chosen = list(dict.fromkeys(column.name for column in columns))
-            batches = table.iter_batches(batch_size=ROWS_PER_BATCH, columns=chosen)
-            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
-            yield from ((f"{name}:{number}", row) for number, row in enumerate(rows, start=1))
-    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        raise ValueError(f"{name!r} does not read as Parquet: {str(error).splitlines()[0]}") from None
+    # Without a buffer, which would grow to the whole column.
+    with naming_the_parquet_file(name), pa.parquet.ParquetFile(name, pre_buffer=False) as table:
+        shape = _schema_columns(table.schema_arrow)
+        for column in columns:
+            find_column(column, shape, name)
+        chosen = list(dict.fromkeys(column.name for column in columns))
+        batches = table.iter_batches(batch_size=ROWS_PER_BATCH, columns=chosen)
+        rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+        yield from ((f"{name}:{number}", row) for number, row in enumerate(rows, start=1))
 
 
 def _schema_columns(schema: pa.Schema) -> dict[str, Any]:
