@@ -30,7 +30,7 @@ from .training.evaluation import evaluate_model
 from .training.families import TRAINABLE
 from .training.finetune import TASKS, FinetuneSettings
 from .training.run import model_path
-from .training.settings import DURATIONS, field_types, read_yaml
+from .training.settings import DURATIONS, YAML_ERRORS, field_types, read_yaml
 
 app = typer.Typer(
     help="Attention models for the Hugging Face ecosystem: train, try and share them.",
@@ -96,7 +96,7 @@ def _parse_field(text: str, option: str = "config", example: str = "hidden_size=
         raise ValueError(f"`{option}` ({text!r}) must be NAME=VALUE, such as {example}")
     try:
         return name, yaml.safe_load(value)
-    except yaml.YAMLError:
+    except YAML_ERRORS:
         raise ValueError(f"`{option}` ({text!r}) has a value that is not YAML") from None
 
 

@@ -238,7 +238,8 @@ def _fill_card(path: Path, repo_id: str, facts: dict[str, Any]) -> None:
         if facts:
             try:
                 card = ModelCard(text)
-            except yaml.YAMLError as error:
+            # The last four for a date that there is not, and the like.
+            except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
                 raise ValueError(f"the metadata of {_CARD} is not YAML: {error}") from None
             for name, value in facts.items():
                 card.data[name] = value

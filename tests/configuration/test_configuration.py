@@ -151,6 +151,8 @@ type_vocab_size""".split()
 def test_the_least_size_is_one(field):
     # A vocabulary of one holds the padding token alone.
     assert getattr(RegardBertConfig(**{field: 1}), field) == 1
+    with pytest.raises(ValueError, match=rf"`{field}` \({2**31}\) must be less than 2\*\*31"):
+        RegardBertConfig(**{field: 2**31})
     for wrong in (0, -3):
         with pytest.raises(ValueError, match=rf"`{field}` \({wrong}\) must be at least 1$") as error:
             RegardBertConfig(**{field: wrong})
