@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Annotated, Any, get_args
 
 import typer
 import yaml
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from tqdm.auto import tqdm
 from transformers.utils import logging as transformers_logging
 
@@ -274,12 +274,6 @@ def main() -> None:
     """Runs the command line. A user's mistake is told in one line, with exit code 2."""
     try:
         app()
-    except UnpicklingError:
-        # PyTorch's own message tells how to load such weights nevertheless.
-        typer.echo(
-            "regard: the model's weights may run code when loaded, and are not: give one with safetensors", err=True
-        )
-        raise SystemExit(2) from None
-    except (ValueError, OSError, StrictDataclassError) as error:
+    except (ValueError, OSError, StrictDataclassError, SafetensorError) as error:
         typer.echo(f"regard: {' '.join(str(error).split())}", err=True)
         raise SystemExit(2) from None
