@@ -1,11 +1,13 @@
 """What every configuration of the package checks."""
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: it turns types into strings, and `strict` does not check those.
 
 import difflib
+import math
 from dataclasses import fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+import torch
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import logging
@@ -51,13 +53,26 @@ class RegardConfig(PreTrainedConfig):
     # Model types whose checkpoints the family reads, besides its own.
     compatible_model_types: ClassVar[frozenset[str]] = frozenset()
 
+    # Those of `PreTrainedConfig`, which leaves their types unchecked.
+    transformers_version: str | None = None
+    architectures: list[str] | None = None
+    output_hidden_states: bool | None = False
+    return_dict: bool | None = True
+    dtype: str | torch.dtype | None = None
+    chunk_size_feed_forward: int = 0
+    is_encoder_decoder: bool = False
+    id2label: dict | None = None
+    label2id: dict | None = None
+    problem_type: Literal["regression", "single_label_classification", "multi_label_classification"] | None = None
+
     def __post_init__(self, **kwargs: Any) -> None:
         model_type = kwargs.pop("model_type", None)
-        allowed = {self.model_type, *self.compatible_model_types}
+        allowed = sorted({self.model_type, *self.compatible_model_types})
         if model_type and model_type not in allowed:
-            readable = " or ".join(repr(name) for name in sorted(allowed))
+            readable = " or ".join(map(repr, allowed))
             raise ValueError(f"`model_type` is {model_type!r}, but {type(self).__name__} reads {readable}")
         self._refuse_unknown_fields(kwargs)
+        self._check_inherited(kwargs)
         super().__post_init__(**kwargs)
         # The strict decorator calls this as well, but wraps the error in another that takes several lines.
         self.validate_architecture()
@@ -81,14 +96,32 @@ class RegardConfig(PreTrainedConfig):
         # A saved configuration may come from a later version, or have got an attribute of the user's own.
         logger.warning(f"{message} (kept as saved, and not used)")
 
+    def _check_inherited(self, kwargs: dict[str, Any]) -> None:
+        """Checks what `PreTrainedConfig` reads on trust, and fails on with errors of all kinds."""
+        for name, value in (("dtype", self.dtype), ("torch_dtype", kwargs.get("torch_dtype"))):
+            found = getattr(torch, value, None) if isinstance(value, str) else value
+            if value is not None and not isinstance(found, torch.dtype):
+                raise ValueError(f"`{name}` ({value!r}) must be a data type of torch, such as 'float32'")
+        if kwargs.get("num_labels") is None:
+            kwargs.pop("num_labels", None)
+        elif not (type(kwargs["num_labels"]) is int and kwargs["num_labels"] >= 1):
+            raise ValueError(f"`num_labels` ({kwargs['num_labels']!r}) must be a whole number of at least 1")
+        for key in self.id2label or ():
+            if not (isinstance(key, int) or (isinstance(key, str) and key.isdecimal())):
+                raise ValueError(f"`id2label` has the key {key!r}, which must be the number of a label")
+
     def validate_architecture(self) -> None:
         """Checks each size, probability and activation by itself; a family adds what must hold between them."""
         for field in fields(self):
             name, value = field.name, getattr(self, field.name)
             if value is None:
                 continue
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"`{name}` ({value}) must be a finite number")
             if name in _LEAST and value < _LEAST[name]:
                 raise ValueError(f"`{name}` ({value}) must be at least {_LEAST[name]}")
+            if name in _LEAST and value >= 2**31:
+                raise ValueError(f"`{name}` ({value}) must be less than 2**31")
             if name.endswith(("_dropout", "_dropout_prob")) and not 0 <= value < 1:
                 raise ValueError(f"`{name}` ({value}) must be at least 0 and less than 1")
             # A generation end can be a list of ids; transformers itself only warns of ids outside the vocabulary.

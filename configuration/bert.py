@@ -73,7 +73,7 @@ class RegardBertConfig(RegardConfig):
         """Reads a saved configuration; that of a stock BERT becomes one of this family."""
         config_dict, unused = super().get_config_dict(*args, **kwargs)
         # The first checkpoints do not name their type, and hold fields that no BERT reads, such as `pooler_type`.
-        if config_dict.get("model_type", "bert") in cls.compatible_model_types:
+        if config_dict.get("model_type", "bert") in list(cls.compatible_model_types):
             config_dict = {
                 name: value for name, value in config_dict.items() if cls.knows(name) or name in _STOCK_ONLY
             }

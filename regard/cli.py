@@ -10,12 +10,12 @@ from collections.abc import Callable, Container
 from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Annotated, Any, get_args
 
 import typer
 import yaml
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from tqdm.auto import tqdm
 from transformers.utils import logging as transformers_logging
 
@@ -31,7 +31,7 @@ from .training.evaluation import evaluate_model
 from .training.families import TRAINABLE
 from .training.finetune import TASKS, FinetuneSettings
 from .training.run import model_path
-from .training.settings import DURATIONS, field_types, read_yaml
+from .training.settings import DURATIONS, YAML_ERRORS, field_types, read_yaml
 
 app = typer.Typer(
     help="Attention models for the Hugging Face ecosystem: train, try and share them.",
@@ -99,7 +99,7 @@ def _parse_field(text: str, option: str = "config", example: str = "hidden_size=
         raise ValueError(f"`{option}` ({text!r}) must be NAME=VALUE, such as {example}")
     try:
         return name, yaml.safe_load(value)
-    except yaml.YAMLError:
+    except YAML_ERRORS:
         raise ValueError(f"`{option}` ({text!r}) has a value that is not YAML") from None
 
 
@@ -350,12 +350,6 @@ def main() -> None:
     """Runs the command line. A user's mistake, or what ends a run, is told in one line, with exit code 2."""
     try:
         app()
-    except UnpicklingError:
-        # PyTorch's own message tells how to load such weights nevertheless.
-        typer.echo(
-            "regard: the model's weights may run code when loaded, and are not: give one with safetensors", err=True
-        )
-        raise SystemExit(2) from None
-    except (ValueError, OSError, FloatingPointError, StrictDataclassError) as error:
+    except (ValueError, OSError, FloatingPointError, StrictDataclassError, SafetensorError) as error:
         typer.echo(f"regard: {' '.join(str(error).split())}", err=True)
         raise SystemExit(2) from None

@@ -37,7 +37,7 @@ def fill_masks(text: str, model: str | Path = "runs/bert", top: int = 5) -> list
     path = model_path(model)
     with naming_the_model("model", model, path):
         tokenizer = AutoTokenizer.from_pretrained(path)
-        network = AutoModelForMaskedLM.from_pretrained(path).eval()
+        network = AutoModelForMaskedLM.from_pretrained(path, use_safetensors=True).eval()
     inputs = tokenizer(text, return_tensors="pt")
     masks = inputs["input_ids"][0] == tokenizer.mask_token_id
     if not masks.any():

@@ -39,7 +39,8 @@ def load_generator(model: str | Path) -> tuple[Any, Any]:
         if model_type not in _LOADERS:
             raise ValueError(f"`model` ({model}) is a {model_type!r}, but only {', '.join(_LOADERS)} generate")
         model_loader, processor_loader = _LOADERS[model_type]
-        return model_loader.from_pretrained(path).eval(), processor_loader.from_pretrained(path)
+        network = model_loader.from_pretrained(path, use_safetensors=True).eval()
+        return network, processor_loader.from_pretrained(path)
 
 
 @torch.inference_mode()

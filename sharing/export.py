@@ -258,7 +258,9 @@ def _class_name(config: PreTrainedConfig, allowed: dict[str, str]) -> str:
 def _load(model_class: type[PreTrainedModel], model: str | Path, **kwargs: Any) -> PreTrainedModel:
     """Loads a checkpoint in its own precision."""
     # Two things, where the types know of the first alone.
-    answer: Any = model_class.from_pretrained(model, dtype="auto", output_loading_info=True, **kwargs)
+    answer: Any = model_class.from_pretrained(
+        model, dtype="auto", output_loading_info=True, use_safetensors=True, **kwargs
+    )
     loaded, report = answer
     if report["missing_keys"]:
         # They were drawn at random, which is right only for a model that is going to be trained.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -17,22 +16,20 @@ import yaml
 from huggingface_hub import HfApi, ModelCard, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
-from safetensors import SafetensorError, safe_open
 from transformers import CONFIG_MAPPING
 
+from ..modeling.model_folder import CONFIG, INDEX, PICKLES, WEIGHTS, check_weights, read_json
 from .bundle import remove_bundle, write_bundle
 
 _PACKAGE = __name__.partition(".")[0]
 # What `export_model` makes.
 EXPORTED_TYPES = ("bert", "blenderbot", "gpt2", "marian", "opt", "pegasus")
-# Files that run code when they are loaded, or are of formats that do.
-_PICKLES = (".bin", ".ckpt", ".dill", ".joblib", ".pickle", ".pkl", ".pt", ".pth")
-_CARD, _WEIGHTS, _INDEX = "README.md", "model.safetensors", "model.safetensors.index.json"
+_CARD = "README.md"
 # What `Trainer` keeps of a run beside the model; to share a model it is not needed.
 _RUN_STATE = ("training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state*.pth", "checkpoint-*")
 # What a push replaces as a whole: shards of an earlier one would else lie beside a single file, and win or lose by
 # chance. Other files that are there already stay.
-_REPLACED = [_WEIGHTS, _INDEX, "model-*-of-*.safetensors", f"{_PACKAGE}_*.py"]
+_REPLACED = [WEIGHTS, INDEX, "model-*-of-*.safetensors", f"{_PACKAGE}_*.py"]
 # What stands in a card for the place of the model.
 _PLACE = "PATH_OR_ID"
 _BRANCH = re.compile(r"\w[\w./-]*", re.ASCII)
@@ -132,52 +129,36 @@ def check_folder(folder: Path) -> str:
         The model type.
 
     Raises:
-        ValueError: if it is not one, is not whole, or holds pickles.
+        ValueError: if it is not one, is not whole, or holds pickles or links that lead out of it.
     """
     if not folder.is_dir():
         raise ValueError(f"`folder` ({folder}) must be the folder of a model: there is none of that name")
-    config = _read_json(folder, "config.json")
+    label = f"`folder` ({folder})"
+    config = read_json(folder, CONFIG, label)
     model_type: Any = config.get("model_type")
     if model_type not in EXPORTED_TYPES and not _is_ours(model_type):
         raise ValueError(
             f"`folder` ({folder}) holds a model of the type {model_type!r}, which is neither one of {_PACKAGE}'s nor "
             f"one that it exports to: {', '.join(EXPORTED_TYPES)}"
         )
-    pickles = [name for name in _files(folder) if name.lower().endswith(_PICKLES)]
+    pickles = [name for name in _files(folder) if name.lower().endswith(PICKLES)]
     if pickles:
         raise ValueError(
             f"`folder` ({folder}) holds {', '.join(pickles)}, which may run code when loaded and are not shared: save "
             "the weights with `save_pretrained`, as safetensors, and take such files out"
         )
-    if (folder / _WEIGHTS).is_file():
-        weights = [_WEIGHTS]
-    elif (folder / _INDEX).is_file():
-        weights = sorted(set(_read_json(folder, _INDEX).get("weight_map", {}).values()))
-    else:
-        raise ValueError(f"`folder` ({folder}) holds no weights: {_WEIGHTS} or {_INDEX} and its shards")
-    for name in weights:
-        try:
-            with safe_open(folder / name, "np"):
-                pass
-        except (OSError, SafetensorError) as error:
-            raise ValueError(f"`folder` ({folder}) has no whole {name}: {error}") from None
+    astray = [name for name in _files(folder) if not _stays_inside(folder, name)]
+    if astray:
+        raise ValueError(
+            f"`folder` ({folder}) holds {astray[0]}, a link to {(folder / astray[0]).resolve()}, which is outside of "
+            "it and not shared: put the file itself there"
+        )
+    check_weights(folder, label)
     return model_type
 
 
 def _is_ours(model_type: Any) -> bool:
     return model_type in CONFIG_MAPPING and CONFIG_MAPPING[model_type].__module__.startswith(f"{_PACKAGE}.")
-
-
-def _read_json(folder: Path, name: str) -> dict[str, Any]:
-    try:
-        content = json.loads((folder / name).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"`folder` ({folder}) is no model: it has no {name}") from None
-    except ValueError as error:
-        raise ValueError(f"`folder` ({folder}) has a {name} that is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"`folder` ({folder}) has a {name} that is not a JSON object")
-    return content
 
 
 def _files(folder: Path) -> list[str]:
@@ -189,6 +170,14 @@ def _files(folder: Path) -> list[str]:
         for path in paths
         if not any(fnmatchcase(part, pattern) for part in path.parts for pattern in left_out)
     ]
+
+
+def _stays_inside(folder: Path, name: str) -> bool:
+    """Whether a file lies in a folder, whatever links lead to it; that of a Hub's cache has its files beside it."""
+    target, whole = (folder / name).resolve(), folder.resolve()
+    return target.is_relative_to(whole) or (
+        whole.parent.name == "snapshots" and target.is_relative_to(whole.parents[1] / "blobs")
+    )
 
 
 def _stage(folder: Path, staged: Path) -> None:
@@ -238,7 +227,8 @@ def _fill_card(path: Path, repo_id: str, facts: dict[str, Any]) -> None:
         if facts:
             try:
                 card = ModelCard(text)
-            except yaml.YAMLError as error:
+            # The last four for a date that there is not, and the like.
+            except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
                 raise ValueError(f"the metadata of {_CARD} is not YAML: {error}") from None
             for name, value in facts.items():
                 card.data[name] = value

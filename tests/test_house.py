@@ -228,3 +228,68 @@ def test_no_file_names_a_folder_of_one_machine():
     assert Path(__file__) in paths
     guilty = [str(path.relative_to(ROOT)) for path in paths if MACHINE_PATH.search(path.read_text(errors="ignore"))]
     assert guilty == []
+
+
+# What runs code that was read: of files, of the Hub, or of a text.
+FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "subprocess", "pty", "code"}
+FORBIDDEN_CALLS = re.compile(
+    r"(builtins\.)?(eval|exec|compile|__import__)|os\.(system|popen|exec\w+|spawn\w+|posix_spawn\w*)"
+    r"|yaml\.(load|load_all|full_load|full_load_all|unsafe_load|unsafe_load_all)"
+)
+# What is loaded by `from_pretrained` and has no weights.
+WITHOUT_WEIGHTS = {"AutoConfig", "AutoTokenizer", "AutoProcessor", "processor_loader", "auto_class"}
+
+
+def unsafe_lines(root: Path) -> list[str]:
+    """One line for each place in the house at `root` where a file could run code."""
+    found = []
+    for path in house_modules(root):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            complaints = []
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+                inside = isinstance(node, ast.ImportFrom) and node.level > 0
+                complaints += [name for name in modules if not inside and name.split(".")[0] in FORBIDDEN_MODULES]
+            elif isinstance(node, ast.Call):
+                name = ast.unparse(node.func)
+                given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+                if FORBIDDEN_CALLS.fullmatch(name):
+                    complaints.append(name)
+                if name == "torch.load" and given.get("weights_only") != "True":
+                    complaints.append("torch.load of what is no weights")
+                complaints += [name for name in ("shell", "trust_remote_code") if given.get(name, "False") != "False"]
+                receiver, _, method = name.rpartition(".")
+                if method == "from_pretrained" and receiver not in WITHOUT_WEIGHTS:
+                    complaints += [] if given.get("use_safetensors") == "True" else ["weights that are no safetensors"]
+            found += [f"{path.relative_to(root)}:{node.lineno}: {complaint}" for complaint in complaints]
+    return found
+
+
+def test_nothing_that_is_read_runs_code():
+    assert unsafe_lines(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("model.eval()\nre.compile('a')\nyaml.safe_load(text)", None),
+        ("from .code import x\nload(path, shell=False)", None),
+        ("torch.load(path, weights_only=True)", None),
+        ("Model.from_pretrained(path, use_safetensors=True)\nAutoConfig.from_pretrained(path)", None),
+        ("eval(text)", "eval"),
+        ("def f():\n    import pickle", "pickle"),
+        ("from subprocess import run", "subprocess"),
+        ("os.system(text)", "os.system"),
+        ("yaml.load(text, yaml.SafeLoader)", "yaml.load"),
+        ("torch.load(path)", "torch.load of what is no weights"),
+        ("run(text, shell=True)", "shell"),
+        ("AutoConfig.from_pretrained(path, trust_remote_code=trusted)", "trust_remote_code"),
+        ("AutoModel.from_pretrained(path)", "weights that are no safetensors"),
+    ],
+)
+def test_the_finder_of_what_runs_code(tmp_path, source, complaint):
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "a.py").write_text(source)
+    assert unsafe_lines(tmp_path) == (
+        [] if complaint is None else [f"training/a.py:{len(source.splitlines())}: {complaint}"]
+    )

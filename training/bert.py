@@ -231,7 +231,7 @@ class BertFamily(Family[BertSettings]):
 
     def load_model(self, settings: BertSettings, path: str) -> PreTrainedModel:
         """See `Family`."""
-        return self._model_class(settings).from_pretrained(path)
+        return self._model_class(settings).from_pretrained(path, use_safetensors=True)
 
     def settings_of(self, config: PreTrainedConfig) -> dict[str, Any]:
         """See `Family`."""

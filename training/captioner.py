@@ -269,7 +269,7 @@ class CaptionerFamily(Family[CaptionerSettings]):
 
     def load_model(self, settings: CaptionerSettings, path: str) -> PreTrainedModel:
         """See `Family`."""
-        return RegardCaptionerForConditionalGeneration.from_pretrained(path)
+        return RegardCaptionerForConditionalGeneration.from_pretrained(path, use_safetensors=True)
 
     def load_data(self, settings: CaptionerSettings) -> tuple[Dataset, Dataset]:
         """See `Family`."""
@@ -333,7 +333,7 @@ class CaptionerFamily(Family[CaptionerSettings]):
 
 def _load_backbone_weights(name: str, backbone_class: Any) -> dict[str, Tensor]:
     # By its class: `AutoBackbone` asks the Hub, whatever it is to load.
-    backbone, told = backbone_class.from_pretrained(name, output_loading_info=True)
+    backbone, told = backbone_class.from_pretrained(name, output_loading_info=True, use_safetensors=True)
     if told["missing_keys"]:
         missing = sorted(told["missing_keys"])
         raise ValueError(

@@ -140,7 +140,7 @@ class DecoderFamily(Family[DecoderSettings]):
 
     def load_model(self, settings: DecoderSettings, path: str) -> PreTrainedModel:
         """See `Family`."""
-        return RegardDecoderForCausalLM.from_pretrained(path)
+        return RegardDecoderForCausalLM.from_pretrained(path, use_safetensors=True)
 
     def settings_of(self, config: PreTrainedConfig) -> dict[str, Any]:
         """See `Family`."""

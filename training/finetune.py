@@ -335,6 +335,7 @@ def _load_model(settings: FinetuneSettings, task: FinetuneTask, path: str) -> An
             # Weights of a layer for other labels are not these labels'.
             ignore_mismatched_sizes=True,
             output_loading_info=True,
+            use_safetensors=True,
             # In the precision of the checkpoint, small steps would be lost.
             dtype=torch.float32,
             **task.config_fields(),

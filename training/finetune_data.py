@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.parquet
 from datasets import ClassLabel, Dataset, LargeList, List, concatenate_datasets
 from datasets.exceptions import DatasetGenerationError
 
@@ -22,6 +23,7 @@ from .tables import (
     is_table,
     list_folder,
     listed,
+    naming_the_parquet_file,
     num_bytes,
     open_hub_data_set,
     read_table,
@@ -111,12 +113,18 @@ def _read_file(file: str, columns: Sequence[Column]) -> Dataset:
             raise ValueError(f"{file!r} has no rows")
         parts = zip(*texts, strict=True)
         return Dataset.from_dict({column.name: list(part) for column, part in zip(columns, parts, strict=True)})
+    return _select(_read_parquet(file) if suffix == ".parquet" else _read_json(file, columns), columns, repr(file))
+
+
+def _read_parquet(file: str) -> Dataset:
+    with naming_the_parquet_file(file):
+        if not pa.parquet.read_metadata(file).num_rows:
+            raise ValueError(f"{file!r} has no rows")
     try:
-        rows = Dataset.from_parquet(file) if suffix == ".parquet" else _read_json(file, columns)
-    except (DatasetGenerationError, pa.ArrowException) as error:
+        return Dataset.from_parquet(file)
+    except (DatasetGenerationError, pa.ArrowException, ValueError, OSError) as error:
         reason = str(error.__cause__ or error).splitlines()[0]
-        raise ValueError(f"{file!r} does not read as {suffix.lstrip('.')}: {reason}") from None
-    return _select(rows, columns, repr(file))
+        raise ValueError(f"{file!r} does not read as Parquet: {reason}") from None
 
 
 def _read_json(file: str, columns: Sequence[Column]) -> Dataset:
@@ -290,7 +298,7 @@ def parse_json(text: str, column: str, where: str) -> Any:
     """
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: column {column!r} does not parse as JSON ({error}): {text[:40]!r}") from None
 
 

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from ..modeling.model_folder import check_model_folder
 from .files import PARTIAL, WRITE_ERRORS, not_written, write_text
 from .settings import make_settings, read_yaml, to_dict
 
@@ -152,14 +153,18 @@ def model_path(model: str | Path) -> str:
     """The model of a run, if `model` is the folder of one; else `model` itself, a folder or a Hub id.
 
     Raises:
-        ValueError: if it is a folder that holds no model, such as a run that has not ended.
+        ValueError: if it is a folder that holds no model, such as a run that has not ended, or one that can't be read
+            or is not to be trusted; see `check_model_folder`.
     """
     folder = Path(model)
     if (folder / MODEL / "config.json").is_file():
-        return str(folder / MODEL)
-    if folder.is_dir() and not (folder / "config.json").is_file():
+        folder = folder / MODEL
+    elif not folder.is_dir():
+        return str(model)
+    elif not (folder / "config.json").is_file():
         raise ValueError(f"`model` ({model}) holds no model: the run may not have ended (`--resume` goes on with it)")
-    return str(model)
+    check_model_folder(folder, f"`model` ({model})")
+    return str(folder)
 
 
 @contextmanager

@@ -143,7 +143,7 @@ class PairFamily(Family[Settings]):
 
     def load_model(self, settings: Any, path: str) -> PreTrainedModel:
         """See `Family`."""
-        return self.model_class.from_pretrained(path)
+        return self.model_class.from_pretrained(path, use_safetensors=True)
 
     def load_data(self, settings: Any) -> tuple[Dataset, Dataset]:
         """See `Family`."""

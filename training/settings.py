@@ -26,6 +26,11 @@ def option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
+# What `yaml` raises, which lets through those of what it builds: of a date that there is not, a number of too many
+# digits, a tag that does not suit its value, or brackets in brackets without end.
+YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
+
+
 @dataclass
 class TrainingSettings:
     """What every family's training run can set."""
@@ -138,7 +143,8 @@ def make_settings(settings_class: type[Settings], values: dict[str, Any]) -> Set
         if name not in types:
             nearest = difflib.get_close_matches(str(name), types, n=1)
             hint = f"did you mean `{nearest[0]}`?" if nearest else f"the settings are {', '.join(sorted(types))}"
-            raise ValueError(f"there is no setting `{name}`: {hint}")
+            shown = str(name) if str(name).isprintable() else repr(name)
+            raise ValueError(f"there is no setting `{shown}`: {hint}")
     return settings_class(**{name: _converted(name, value, types[name]) for name, value in values.items()})
 
 
@@ -151,13 +157,11 @@ def _converted(name: str, value: Any, expected: Any) -> Any:
     origin = typing.get_origin(kind) or kind
     if origin is list and isinstance(value, str):
         return [value]
-    if origin is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if origin is float and isinstance(value, str):
+    if origin is float and isinstance(value, (int, str)) and not isinstance(value, bool):
         # YAML reads 1e-4, without a dot, as text.
         try:
             return float(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             pass
     if origin is str and isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
@@ -196,6 +200,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         where = f", line {mark.line + 1}" if mark else ""
         problem = " ".join(str(getattr(error, "problem", error)).split())
         raise ValueError(f"{path}{where} is not YAML: {problem}") from None
+    except YAML_ERRORS as error:
+        raise ValueError(f"{path} holds a value that YAML can't read: {error}") from None
     if values is None:
         return {}
     if not isinstance(values, dict):

@@ -44,7 +44,7 @@ class SizedSettings(TrainingSettings):
         """The model's width: the configuration's, or else the size's."""
         width = self.config.get("hidden_size")
         # One that is no width is left for the configuration to refuse.
-        return width if isinstance(width, int) and width > 0 else SIZES[self.size][1]
+        return width if isinstance(width, int) and 0 < width < 2**31 else SIZES[self.size][1]
 
     @property
     def layers(self) -> int:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeAlias
@@ -27,6 +28,8 @@ MAX_LINE = 4 * MAX_DOCUMENT_BYTES
 _PARQUET_ROWS = 500
 
 _DATA_SET_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?::([\w.-]+))?", re.ASCII)
+
+_PARQUET_ERRORS = (pa.ArrowException, OverflowError, OSError)
 
 Rows: TypeAlias = Iterator[tuple[str, tuple[str, ...]]]  # where the row is, its texts
 _Objects: TypeAlias = Iterator[tuple[str, Mapping[str, Any]]]  # where the row is, all of it
@@ -221,6 +224,15 @@ def is_table(name: str) -> bool:
     return suffix_of(name) in _TABLE_READERS
 
 
+@contextmanager
+def naming_the_parquet_file(name: str) -> Iterator[None]:
+    """Names the file, in one line, in the errors of the reader of Parquet."""
+    try:
+        yield
+    except (*_PARQUET_ERRORS, UnicodeDecodeError) as error:
+        raise _not_parquet(repr(name), error) from None
+
+
 # Tables
 
 
@@ -327,7 +339,7 @@ def _read_csv(name: str, columns: Sequence[Column], bad: BadRecords) -> _Objects
 def _read_parquet(name: str, columns: Sequence[Column], bad: BadRecords) -> _Objects:
     try:
         table = pa.parquet.ParquetFile(name, pre_buffer=False)  # a buffer that would grow to the whole column
-    except (pa.ArrowException, OSError) as error:
+    except _PARQUET_ERRORS as error:
         bad.add(_not_parquet(repr(name), error))
         return
     with table:
@@ -342,7 +354,7 @@ def _read_parquet(name: str, columns: Sequence[Column], bad: BadRecords) -> _Obj
                 for batch in table.iter_batches(_PARQUET_ROWS, row_groups=[group], columns=chosen):
                     yield from _parquet_rows(batch, name, number, bad)
                     number += len(batch)
-            except (pa.ArrowException, OSError) as error:
+            except _PARQUET_ERRORS as error:
                 bad.add(_not_parquet(f"{name!r}, rows {number + 1:,} to {end:,},", error))
 
 

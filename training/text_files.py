@@ -11,6 +11,8 @@ from typing import IO, Any
 
 from .bad_records import BadRecords
 
+_GZIP_ERRORS = (gzip.BadGzipFile, EOFError, zlib.error)
+
 
 def open_file(name: str, mode: str, **options: Any) -> Any:
     """Opens a file that may be gzipped."""
@@ -30,7 +32,7 @@ def naming_the_file(name: str) -> Iterator[None]:
         yield
     except UnicodeDecodeError:
         raise ValueError(_undecodable(name)) from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+    except _GZIP_ERRORS as error:
         raise ValueError(f"{name!r} is not a complete gzip file: {error}") from None
 
 
@@ -56,7 +58,7 @@ def read_pieces(
         with open_text(name, newline, errors="surrogateescape") as file:
             for number, piece in enumerate(iter(partial(read, file), ""), start=1):
                 yield number, piece
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+    except _GZIP_ERRORS as error:
         place = f", after line {number:,}" if number else ""
         bad.add(ValueError(f"{name!r} is not a complete gzip file{place}: {error}"))
 
@@ -90,12 +92,16 @@ def require_utf8(text: str, where: str, name: str, bad: BadRecords) -> None:
 def _undecodable(name: str) -> str:
     # The decoder knows the place within its buffer only. No line of UTF-8 can break inside a character.
     offset = 0
-    with open_file(name, "rb") as file:
-        for line in file:
-            try:
-                line.decode()
-            except UnicodeDecodeError as error:
-                place = f"byte {offset + error.start:,} (0x{line[error.start]:02x})"
-                return f"{name!r} is not UTF-8: {place}; if it is text, re-encode it (iconv -t UTF-8)"
-            offset += len(line)
+    try:
+        with open_file(name, "rb") as file:
+            for line in file:
+                try:
+                    line.decode()
+                except UnicodeDecodeError as error:
+                    place = f"byte {offset + error.start:,} (0x{line[error.start]:02x})"
+                    return f"{name!r} is not UTF-8: {place}; if it is text, re-encode it (iconv -t UTF-8)"
+                offset += len(line)
+    except _GZIP_ERRORS as error:
+        # The line may go on beyond what the decoder had.
+        return f"{name!r} is not a complete gzip file: {error}"
     return f"{name!r} changed while it was read"

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import re
 
 import pytest
 import torch
@@ -114,10 +115,9 @@ def test_a_round_trip_changes_nothing(config_class, tmp_path, caplog):
 @every_family
 def test_every_field_has_a_type_that_is_checked(config_class):
     """`strict` passes over the strings that `from __future__ import annotations` makes of types."""
-    inherited = {field.name for field in dataclasses.fields(PreTrainedConfig)}
-    own = [field for field in dataclasses.fields(config_class) if field.name not in inherited]
-    assert own
-    assert [field.name for field in own if isinstance(field.type, str)] == []
+    found = dataclasses.fields(config_class)
+    assert {field.name for field in found} > {field.name for field in dataclasses.fields(PreTrainedConfig)}
+    assert [field.name for field in found if isinstance(field.type, str)] == []
 
 
 @pytest.mark.parametrize(
@@ -130,6 +130,10 @@ def test_every_field_has_a_type_that_is_checked(config_class):
         ("hidden_act", 3),
         ("tie_word_embeddings", "yes"),
         ("pad_token_id", "[PAD]"),
+        ("chunk_size_feed_forward", []),
+        ("id2label", ["good", "bad"]),
+        ("problem_type", "guessing"),
+        ("is_encoder_decoder", "no"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused(field, value):
@@ -147,10 +151,44 @@ type_vocab_size""".split()
 def test_the_least_size_is_one(field):
     # A vocabulary of one holds the padding token alone.
     assert getattr(RegardBertConfig(**{field: 1}), field) == 1
+    with pytest.raises(ValueError, match=rf"`{field}` \({2**31}\) must be less than 2\*\*31"):
+        RegardBertConfig(**{field: 2**31})
     for wrong in (0, -3):
         with pytest.raises(ValueError, match=rf"`{field}` \({wrong}\) must be at least 1$") as error:
             RegardBertConfig(**{field: wrong})
         assert type(error.value) is ValueError
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("field", ["initializer_range", "layer_norm_eps"])
+def test_what_is_no_finite_number_is_refused(field, value):
+    with pytest.raises(ValueError, match=rf"`{field}` \({value}\) must be a finite number"):
+        RegardBertConfig(**{field: value})
+
+
+@every_family
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dtype", "float23"),
+        ("torch_dtype", "nn"),
+        ("num_labels", 0),
+        ("num_labels", "two"),
+        ("id2label", {"good": 0}),
+        ("model_type", ["regard_bert"]),
+    ],
+)
+def test_what_transformers_would_stumble_over(config_class, name, value, tmp_path):
+    message = rf"`{name}` [^\n]*{re.escape(next(map(repr, value)) if name == 'id2label' else repr(value))}"
+    with pytest.raises(ValueError, match=message):
+        config_class(**{name: value})
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": config_class.model_type, name: value}))
+    with pytest.raises(ValueError, match=message):
+        config_class.from_pretrained(tmp_path)
+
+
+def test_a_number_of_labels_that_is_not_given():
+    assert RegardBertConfig(num_labels=None).num_labels == 2
 
 
 @pytest.mark.parametrize("field", ["initializer_range", "layer_norm_eps", "chunk_size_feed_forward"])

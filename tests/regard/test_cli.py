@@ -271,6 +271,11 @@ def corpora(folder: Path) -> dict[str, dict]:
         (None, {"config": {"hiden_size": 64}}, "has no field `hiden_size`: did you mean `hidden_size`?"),
         (None, {"config": {"hidden_size": "wide"}}, "'hidden_size' expected int, got str"),
         (None, {"config": {"hidden_size": "[1"}}, "`config` ('hidden_size=[1') has a value that is not YAML"),
+        (
+            None,
+            {"config": {"hidden_size": "!!bool 1"}},
+            "`config` ('hidden_size=!!bool 1') has a value that is not YAML",
+        ),
         (None, {"config": {"hidden_size": 0}}, "`hidden_size` (0) must be at least 1"),
         (None, {"config": ["hidden_size"]}, "`config` ('hidden_size') must be NAME=VALUE"),
         (None, {"size": "huge"}, "`size` ('huge') must be one of tiny, mini, small"),

@@ -252,9 +252,10 @@ def error_of(function, *args, **kwargs):
     return None
 
 
-def test_a_card_whose_metadata_does_not_parse(client, tmp_path):
+@pytest.mark.parametrize("metadata", ["tags: [mine", "date: 2020-99-99", "private: !!bool 5"])
+def test_a_card_whose_metadata_does_not_parse(client, tmp_path, metadata):
     folder = save_model(tmp_path / "model", *make_model("regard_decoder"))
-    (folder / "README.md").write_text("---\ntags: [mine\n---\n\n# Mine\n")
+    (folder / "README.md").write_text(f"---\n{metadata}\n---\n\n# Mine\n")
     message = client(error_of, push, folder, "me/broken", license="mit")
     assert message.startswith("the metadata of README.md is not YAML: ")
     assert "\n" not in message

@@ -5,6 +5,8 @@ import json
 from collections import Counter
 
 import datasets
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 from regard.training.finetune import FinetuneSettings
@@ -129,7 +131,7 @@ def test_data_sets_of_the_hub_have_a_split_for_each_part(monkeypatch):
         ("rows.csv", "text,label,label\na,b,c\n", r"rows\.csv has 2 columns 'label': rename or remove one"),
         ("rows.csv", "text,label\n", r"rows\.csv' has no rows"),
         ("rows.csv", "text,label\na,b,c\n", "has more fields than the header"),
-        ("rows.parquet", "nothing", r"rows\.parquet' does not read as parquet: "),
+        ("rows.parquet", "nothing", r"rows\.parquet' does not read as Parquet: "),
         ("rows.txt", "text", r"`data` \('.*rows\.txt'\) must be a table: \.jsonl, \.json, \.csv"),
     ],
 )
@@ -137,6 +139,21 @@ def test_a_bad_table_is_told_in_one_line(name, content, message, tmp_path):
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message) as error:
         read_rows(str(tmp_path / name), [TEXT, LABEL], "train")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pa.array([], pa.string()), r"rows\.parquet' has no rows$"),
+        (pa.array([None], pa.map_(pa.string(), pa.int64())), r"rows\.parquet' does not read as Parquet: .*map<"),
+    ],
+    ids=["empty", "mapping"],
+)
+def test_a_bad_parquet_table_is_told_in_one_line(column, message, tmp_path):
+    pa.parquet.write_table(pa.table({"text": column, "label": column}), tmp_path / "rows.parquet")
+    with pytest.raises(ValueError, match=message) as error:
+        read_rows(str(tmp_path / "rows.parquet"), [TEXT, LABEL], "train")
     assert "\n" not in str(error.value)
 
 

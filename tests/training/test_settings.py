@@ -54,6 +54,7 @@ def test_values_are_taken_as_their_type(name, given, taken):
         ("steps", True, "`steps` (True) must be a whole number"),
         ("seed", None, "`seed` (None) must be a whole number"),
         ("learning_rate", "fast", "`learning_rate` ('fast') must be a number"),
+        ("learning_rate", 10**400, "`learning_rate` (1000"),
         ("learning_rate", False, "`learning_rate` (False) must be a number"),
         ("dropout", None, "`dropout` (None) must be a number"),
         ("schedule", None, "`schedule` (None) must be text"),
@@ -80,6 +81,7 @@ def test_values_of_another_type(name, given, expected):
         ("learning_rat", "there is no setting `learning_rat`: did you mean `learning_rate`?"),
         ("batch-size", "there is no setting `batch-size`: did you mean `batch_size`?"),
         ("mask_prob", "there is no setting `mask_prob`: did you mean `mask_rate`?"),
+        ("\n", r"there is no setting `'\n'`: the"),
         (5, "there is no setting `5`: the settings are accumulation, bad_records, batch_size, clip, "),
     ],
 )
@@ -204,3 +206,22 @@ def test_a_file_that_is_not_there(tmp_path):
 
 def test_the_bare_word_no_of_yaml_is_the_word():
     assert make_settings(BertSettings, yaml.safe_load("precision: no")).precision == "no"
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["x: 2020-99-99", "x: !!timestamp 5", "x: !!bool 5", "x: !!int ''", "x: 1" + "0" * 5_000, "[" * 5_000],
+    ids=["date", "timestamp", "truth value", "number", "long number", "nested"],
+)
+def test_what_yaml_itself_stumbles_over(tmp_path, content):
+    (tmp_path / "settings.yaml").write_text(content)
+    with pytest.raises(ValueError, match=r"settings\.yaml holds a value that YAML can't read: ") as raised:
+        read_yaml(tmp_path / "settings.yaml")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_width_beyond_any():
+    """It is the configuration that says so, but the learning rate is computed from it before."""
+    settings = make_settings(BertSettings, {"config": {"hidden_size": 10**400}})
+    with pytest.raises(ValueError, match=r"`hidden_size` \(10+\) must be less than 2\*\*31"):
+        settings.make_config()

@@ -110,6 +110,15 @@ def test_damaged_gzip_file(folder, damage):
     assert refusal("a.txt.gz").startswith("'a.txt.gz' is not a complete gzip file: ")
 
 
+@pytest.mark.parametrize("damage", ["truncated", "checksum"])
+def test_damaged_gzip_file_of_what_is_no_utf8(folder, damage):
+    """The line that does not decode goes on beyond the damage."""
+    data = gzip.compress(b"\xff" + bytes(range(128, 256)) * 9)
+    with open("a.txt.gz", "wb") as file:
+        file.write(data[:-9] if damage == "truncated" else data[:-8] + b"none" + data[-4:])
+    assert refusal("a.txt.gz").startswith("'a.txt.gz' is not a complete gzip file: ")
+
+
 def test_document_that_is_too_large(folder, monkeypatch):
     monkeypatch.setattr(sources, "MAX_DOCUMENT_BYTES", 10)
     write("a.txt", "12345\n\n1234567890")

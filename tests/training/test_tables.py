@@ -2,6 +2,7 @@ import csv
 import io
 import json
 import os
+import pathlib
 import re
 from functools import partial
 
@@ -156,3 +157,23 @@ def test_column_inside_another(folder, name):
 def test_column_whose_name_has_a_dot(folder, name):
     write_table(name, [{"pair.en": "whole name"}])
     assert [texts for _, texts in read_table(name, [Column("pair.en")])] == [("whole name",)]
+
+
+@pytest.mark.parametrize("place", [5, 9, 105])
+def test_a_damaged_parquet_file_is_named_in_one_line(folder, place):
+    """Its reader has errors of many kinds, some of several lines, and none says which file it was."""
+    pa.parquet.write_table(pa.Table.from_pylist([{"text": "A river runs"}]), "whole.parquet")
+    data = bytearray(pathlib.Path("whole.parquet").read_bytes())
+    data[place] = 255 if place == 105 else 0
+    pathlib.Path("t.parquet").write_bytes(data)
+    assert refusal("t.parquet").startswith("'t.parquet' does not read as Parquet: ")
+
+
+def test_a_parquet_column_that_python_has_no_values_for(folder):
+    pa.parquet.write_table(pa.table({"text": pa.array([2**62], pa.timestamp("us"))}), "t.parquet")
+    assert refusal("t.parquet").startswith("'t.parquet' does not read as Parquet: date value out of range")
+
+
+def test_a_parquet_file_that_is_not_there_is_said_so(folder):
+    with pytest.raises(FileNotFoundError, match=r"none\.parquet"):
+        list(read_table("none.parquet", [Column("text")]))
