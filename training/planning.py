@@ -20,7 +20,6 @@ from .family import Family
 from .rehearsal import Rehearsal, Rehearsed, made_up_batch
 from .settings import make_settings
 
-SHARDINGS = ("none", "full")
 TOKENS = 10**9
 
 # A step is tried out on as many examples as need no more operations than this, but on two at least.
@@ -80,7 +79,7 @@ class Plan:
         architecture: the model's class.
         device: the kind of device that it was planned on, and for.
         devices: how many there are.
-        sharding: "none" or "full".
+        sharding: "none" or "fsdp".
         precision: of the computation.
         batch_size: examples per step, over all devices.
         accumulation: parts in which each device computes its share.
@@ -135,7 +134,6 @@ def plan(
     settings: dict[str, Any] | None = None,
     *,
     devices: int = 1,
-    sharding: str = "none",
     tokens: float | None = None,
     speed: float | None = None,
     measure: bool = False,
@@ -147,8 +145,6 @@ def plan(
         family: of the model.
         settings: fields of the family's settings by name.
         devices: how many share each batch.
-        sharding: "none", where each device has the whole model, or "full", where each has a part of its weights,
-            gradients and moments.
         tokens: to train on, as training counts them; those of the settings' `steps` if None, or a billion.
         speed: of one device, in tokens per second.
         measure: whether to measure the speed here, with some steps on made-up data.
@@ -157,7 +153,7 @@ def plan(
     Raises:
         ValueError: for settings or arguments that won't do, or a model that is too large to be tried out here.
     """
-    _check(devices, sharding, tokens, speed, measure, efficiency)
+    _check(devices, tokens, speed, measure, efficiency)
     chosen: Any = make_settings(family.settings_class, settings or {})
     examples, rest = divmod(chosen.batch_size, devices * chosen.accumulation)
     if rest:
@@ -187,7 +183,7 @@ def plan(
         architecture=type(model).__name__,
         device=rehearsal.device.type,
         devices=devices,
-        sharding=sharding,
+        sharding=chosen.sharding,
         precision=chosen.precision,
         batch_size=chosen.batch_size,
         accumulation=chosen.accumulation,
@@ -195,7 +191,7 @@ def plan(
         max_length=chosen.max_length,
         vocab_size=model.config.vocab_size,
         parameters=count_parameters(model),
-        memory=_memory(model, small, large, examples, devices, sharding, chosen.precision),
+        memory=_memory(model, small, large, examples, devices, chosen.sharding, chosen.precision),
         flops_per_token=flops_per_token,
         tokens_per_step=tokens_per_step,
         tokens=round(tokens),
@@ -209,13 +205,9 @@ def plan(
     )
 
 
-def _check(
-    devices: int, sharding: str, tokens: float | None, speed: float | None, measure: bool, efficiency: float
-) -> None:
+def _check(devices: int, tokens: float | None, speed: float | None, measure: bool, efficiency: float) -> None:
     if devices < 1:
         raise ValueError(f"`devices` ({devices}) must be at least 1")
-    if sharding not in SHARDINGS:
-        raise ValueError(f"`sharding` ({sharding!r}) must be one of {', '.join(SHARDINGS)}")
     for name, value in (("tokens", tokens), ("speed", speed)):
         if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"`{name}` ({value:g}) must be more than 0")
@@ -297,14 +289,14 @@ def _memory(
 ) -> Memory:
     # What is made for each example grows with their number, and nothing grows faster.
     further = (examples - large.rows) / max(1, large.rows - small.rows)
-    parts = devices if sharding == "full" else 1
+    parts = devices if sharding == "fsdp" else 1
     weights = sum(parameter.nbytes for parameter in model.parameters()) / parts
     weights += sum(buffer.nbytes for buffer in model.buffers())
     gradients = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad) / parts
     optimizer = 2 * gradients
     communication = 0.0
     if devices > 1:
-        communication = _gathered_bytes(model, precision) if sharding == "full" else gradients
+        communication = _gathered_bytes(model, precision) if sharding == "fsdp" else gradients
     highest = max(
         _extrapolated(few, more, further) + held / parts
         for few, more, held in zip(small.peaks, large.peaks, large.gradients, strict=True)
