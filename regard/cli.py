@@ -209,9 +209,6 @@ def plan_command(family: str) -> Callable[..., None]:
     def command(
         *,
         devices: Annotated[int, typer.Option(help="Devices that share each batch.")] = 1,
-        sharding: Annotated[
-            str, typer.Option(help="What a device has: 'none', the whole model, or 'full', its share of it.")
-        ] = "none",
         tokens: Annotated[
             float | None, typer.Option(help="Tokens to train on, such as 1e9, which it is without --steps.")
         ] = None,
@@ -228,7 +225,6 @@ def plan_command(family: str) -> Callable[..., None]:
             family,
             chosen_settings(settings, given),
             devices=devices,
-            sharding=sharding,
             tokens=tokens,
             speed=speed,
             measure=measure,

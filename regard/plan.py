@@ -19,6 +19,7 @@ PLANNED = frozenset(
         "batch_size",
         "accumulation",
         "precision",
+        "sharding",
         "steps",
         "tokenizer",
         "vocab_size",
@@ -43,7 +44,6 @@ def plan_training(
     settings: dict[str, Any] | None = None,
     *,
     devices: int = 1,
-    sharding: str = "none",
     tokens: float | None = None,
     speed: float | None = None,
     measure: bool = False,
@@ -57,7 +57,6 @@ def plan_training(
         family: name of the model's family.
         settings: fields of the family's settings by name.
         devices: how many share each batch.
-        sharding: "none", where each device has the whole model, or "full", where it has its share of it.
         tokens: to train on, as training counts them; those of the settings' `steps` if None, or a billion.
         speed: of one device, in tokens per second.
         measure: whether to measure the speed here.
@@ -72,7 +71,6 @@ def plan_training(
         TRAINABLE[family],
         settings,
         devices=devices,
-        sharding=sharding,
         tokens=tokens,
         speed=speed,
         measure=measure,

@@ -80,7 +80,7 @@ def test_help(command, family):
     ended = command("plan", family, "--help")
     assert ended.code == 0
     text = " ".join(ended.out.split())
-    for flag in ("--devices", "--sharding", "--tokens", "--speed", "--measure", "--efficiency", "--json"):
+    for flag in ("--devices", "--tokens", "--speed", "--measure", "--efficiency", "--json"):
         assert flag in text
     for option in settings_options(TRAINABLE[family].settings_class):
         flag = "--" + option.name.replace("_", "-")
@@ -96,7 +96,7 @@ def test_bad_use(refusal, flags, tmp_path):
     line = ["plan", "bert", *flags(TINY["bert"])]
     assert "`devices` (0) must be at least 1" in refusal(*line, "--devices", "0")
     assert "`batch_size` (12) must be a multiple of 5" in refusal(*line, "--devices", "5")
-    assert "`sharding` ('half') must be one of none, full" in refusal(*line, "--sharding", "half")
+    assert "`sharding` ('half') must be one of none, fsdp" in refusal(*line, "--sharding", "half")
     assert "`speed` (5) is given, and `measure`" in refusal(*line, "--speed", "5", "--measure")
     assert "`tokens` (-1) must be more than 0" in refusal(*line, "--tokens", "-1")
     assert "`size` ('huge') must be one of tiny" in refusal("plan", "bert", "--size", "huge")
