@@ -387,3 +387,42 @@ def test_run_on_pairs_tells_it_too(tmp_path, train_pairs, family):
     (tmp_path / "pairs.jsonl").write_text("\n".join([*lines, "{}"]))
     given = {"data": [str(tmp_path / "pairs.jsonl")], "steps": 1, "max_length": 20, "bad_records": "skip"}
     assert train_pairs(family, tmp_path / "run", **given)["data"]["skipped_records"] == 1
+
+
+# What is odd, and yet text
+
+
+@pytest.mark.parametrize("action", ["stop", "skip"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("name", ["t.jsonl", "t.csv", "t.csv.gz", "t.txt"])
+def test_marks_and_line_ends_are_no_text(folder, name, mark, newline, action):
+    lines = {"t.jsonl": ['{"text": "one"}', '{"text": "two"}'], "t.txt": ["one", "two"]}
+    write(name, mark + "".join(line + newline for line in lines.get(name, ["text", "one", '"two"'])))
+    corpus = load_documents(name, documents="line", bad_records=action)
+    assert corpus["text"][:] == ["one", "two"]
+    assert skipped_records(corpus) == 0
+
+
+@pytest.mark.parametrize("action", ["stop", "skip"])
+def test_null_characters_are_kept(folder, action):
+    write("t.jsonl", '{"text": "a\\u0000b"}')
+    write("t.txt", "a\0b")
+    assert load_documents(["t.jsonl", "t.txt"], bad_records=action)["text"][:] == ["a\0b"] * 2
+
+
+@pytest.mark.parametrize("action", ["stop", "skip"])
+@pytest.mark.parametrize("name", ["t.txt", "t.jsonl", "t.csv", "t.txt.gz", "t.jsonl.gz"])
+@pytest.mark.parametrize("documents", ["file", "blank-line", "line"])
+def test_empty_files_are_no_bad_records(folder, name, documents, action):
+    write(name, "")
+    write("u.txt", "one")
+    corpus = load_documents([name, "u.txt"], documents=documents, bad_records=action)
+    assert (corpus["text"][:], skipped_records(corpus)) == (["one"], 0)
+
+
+@pytest.mark.parametrize("documents", ["file", "blank-line", "line"])
+def test_one_line_of_many_megabytes(folder, documents):
+    text = "word " * 2**21
+    write("t.txt", text)
+    assert load_documents("t.txt", documents=documents)["text"][:] == [text]
