@@ -402,8 +402,9 @@ class Loop:
         figures = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in metrics.items())
         logger.info("Step %d: %s", self.progress.step, figures)
         loss, best = metrics[self.task.loss_name], self.progress.best_loss
-        if not math.isfinite(loss) and self.accelerator.is_main_process:
-            logger.warning("The held-out loss at step %d is not finite.", self.progress.step)
+        if not math.isfinite(loss):
+            if self.accelerator.is_main_process:
+                logger.warning("The held-out loss at step %d is not finite.", self.progress.step)
         elif self.settings.keep_best and (best is None or loss < best):
             self.progress.best_step, self.progress.best_loss = self.progress.step, loss
         return metrics
