@@ -130,7 +130,7 @@ class CellProducts(NamedTuple):
     of_state: Product
 
 
-def cell_products(cell: nn.RNNCellBase) -> CellProducts | None:
+def cell_products(cell: Any) -> CellProducts | None:
     """The products for all steps of a cell; None if each has to make its own."""
     # What is called before a step may change the weights.
     if cell._forward_pre_hooks or not shares_products(cell):
@@ -162,9 +162,7 @@ class LSTMCell(nn.LSTMCell):
         return _lstm_step(products.of_input(input), products.of_state(hx[0]), *hx)
 
 
-def _read(
-    rnn: nn.RNNBase, step: Callable[..., tuple[Tensor, ...]], parts: int, inputs: Tensor, sizes: list[int]
-) -> Tensor:
+def _read(rnn: Any, step: Callable[..., tuple[Tensor, ...]], parts: int, inputs: Tensor, sizes: list[int]) -> Tensor:
     of_state = shared_product(rnn.weight_hh_l0.t(), rnn.bias_hh_l0)
     state = (inputs.new_zeros(sizes[0], rnn.hidden_size),) * parts
     states = []
