@@ -58,7 +58,7 @@ def _pair_batch(settings: Any, config: Any, rows: int, rng: np.random.Generator)
     sources, targets = rng.integers(0, config.vocab_size, (2, rows, settings.max_length))
     pairs = zip(sources, targets, strict=True)
     batch = PairCollator(0)([PairExample(input_ids=source, labels=target) for source, target in pairs])
-    return dict(batch), 2 * rows * settings.max_length
+    return {**batch, "predicted_only": True}, 2 * rows * settings.max_length
 
 
 def _caption_batch(settings: Any, config: Any, rows: int, rng: np.random.Generator) -> tuple[dict[str, Any], int]:

@@ -153,7 +153,9 @@ def test_bounds(lengths):
 
 
 @given(
-    text=st.text(st.sampled_from("aB .!?\n\t-*1)(。？\u2028\x00\u0301é#'\"") | st.characters(exclude_categories=["Cs"])),
+    text=st.text(
+        st.sampled_from("aB .!?\n\t-*1)(。？\u2028\x00\u0301é#'\"") | st.characters(exclude_categories=["Cs"])
+    ),
     language=st.sampled_from(["en", "de", "ja", "zh", "xx", "pt-br"]) | st.text(max_size=4),
 )
 def test_sentences_hold_all_but_white_space(text, language):

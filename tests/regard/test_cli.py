@@ -209,7 +209,7 @@ def test_only_the_first_of_several_processes_speaks(command, flags, tmp_path, mo
     command("--version")  # eager: the logger is set up by commands alone
     monkeypatch.setenv("RANK", "1")
     command("fill", "no mask", "--model", tmp_path)
-    assert logging.getLogger("regard").level == logging.WARNING
+    assert logging.getLogger("regard").level == logging.ERROR
     monkeypatch.setenv("RANK", "0")
     command("fill", "no mask", "--model", tmp_path)
     assert logging.getLogger("regard").level == logging.INFO

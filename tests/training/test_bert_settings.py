@@ -58,12 +58,21 @@ CHANGE_WHAT_IS_DONE_BESIDE = {
 }
 
 # How data is read is tested with the sources; here, that it is passed on.
-READING = {"text_column": "body", "documents": "line", "split": "test", "streaming": True}
+READING = {
+    "text_column": "body",
+    "documents": "line",
+    "split": "test",
+    "streaming": True,
+    "bad_records": "skip",
+}
 
 ELSEWHERE = {
     "accumulation",  # test_loop: the same sum, in other parts
     "compile",  # test_bert: the same figures
+    "keep_best",  # test_keep_best: the model is another
     "max_documents",  # below
+    "sharding",  # test_distributed: the same weights, shared out
+    "skip_nonfinite",  # test_nonfinite
 }
 
 

@@ -79,7 +79,7 @@ def test_every_held_out_example_counts_once(pretrain, tmp_path, monkeypatch, pro
     def add(sums: dict[str, float]) -> dict[str, float]:
         for name, value in sums.items():
             totals[name] = totals.get(name, 0) + value
-        return {}
+        return {"masked_loss": 1.0}
 
     metrics = loop.task.metrics
     monkeypatch.setattr(loop.task, "metrics", add)

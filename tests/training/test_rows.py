@@ -166,7 +166,8 @@ def test_how_pairs_are_read_is_passed_on(monkeypatch):
         return Dataset.from_dict({"source": ["a", "b", "c"], "target": ["d", "e", "f"]})
 
     monkeypatch.setattr(seq2seq, "load_pairs", load)
-    reading = {"source_column": "fr", "target_column": "translation.en", "split": "test", "max_pairs": 9}
+    reading = {"source_column": "fr", "target_column": "translation.en", "split": "test"}
+    reading |= {"max_pairs": 9, "bad_records": "skip"}
     load_pair_split(PairSettings(data=["a.csv", "b/c"], validation="d.csv", **reading))
     # What is held out is read in full.
     assert asked == [(["d.csv"], {**reading, "max_pairs": None}), (["a.csv", "b/c"], reading)]

@@ -41,6 +41,14 @@ def same_as_straight(straight, weights_of, history_of):
     return check
 
 
+@pytest.fixture(autouse=True)
+def as_on_a_terminal():
+    """A shell has what it runs in the background ignore SIGINT, and so do those that this starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def handlers():
     """The handlers that a run must leave as they were."""
