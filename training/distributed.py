@@ -68,9 +68,9 @@ def meeting(settings: TrainingSettings) -> Iterator[None]:
             f"process {rank} of {size} on {host} did not meet the first one at {place} within {seconds}: it must run, "
             f"and `MASTER_ADDR` and `MASTER_PORT` be the same for all ({_first_line(error)})"
         ) from None
-    # The agent's store may remember those of earlier starts, or be a new one at each.
+    # The agent's store may remember those of earlier starts, whose ranks it gave them; another is new.
     start = served.add(f"meetings/{rank}", 1)
-    if start > 1 + int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
+    if start > 1 and not by_agent:
         raise ConnectionError(f"two processes at {place} have the `RANK` {rank}: each needs its own, below {size}")
     store = dist.PrefixStore(f"meeting-{start}", served)
     versions = {name: version(name) for name in ("torch", "transformers", "accelerate", "datasets")}
@@ -88,11 +88,21 @@ def meeting(settings: TrainingSettings) -> Iterator[None]:
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
+        if start > 1:
+            _leave_the_agents_store(store, rank)
         # The first process serves the store to the others, so it must be there until they are joined.
         yield
         del served
         dist.all_reduce(torch.ones((), device=PartialState().device), async_op=True).wait(PATIENCE)
     logger.info("Process %d of %d on %s, joined at %s over %s.", rank, size, host, place, dist.get_backend())
+
+
+def _leave_the_agents_store(store: dist.Store, rank: int) -> None:
+    # After a restart the processes would find in it where those were that have ended.
+    if rank == 0:
+        with socket.create_server(("", 0)) as free:
+            store.set("port", str(free.getsockname()[1]))
+    os.environ |= {"MASTER_PORT": store.get("port").decode(), "TORCHELASTIC_USE_AGENT_STORE": "False"}
 
 
 @contextmanager
