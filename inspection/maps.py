@@ -90,14 +90,17 @@ class AttentionMap:
         """Draws one layer: a grid of weights, or for an image where each word looked; see `matrix`."""
         matrix = self.matrix(layer, head)
         layer = range(self.layers)[layer]
-        shown = f"head {range(self.heads)[head]}" if isinstance(head, int) else f"{head} of {self.heads} heads"
+        if self.heads == 1:
+            shown = "the one head"
+        else:
+            shown = f"{head} of {self.heads} heads" if isinstance(head, str) else f"head {range(self.heads)[head]}"
         title = f"{self.title} · {self.kind} attention, layer {layer}, {shown}".removeprefix(" · ")
         queries = [query.label for query in self.queries]
         if self.image is not None and self.grid is not None:
             return draw_image_map(matrix, queries, self.image, self.grid, title)
         return draw_map(matrix, queries, [key.label for key in self.keys], title)
 
-    def to_html(self, layer: int = -1, head: int | str = "mean") -> str:
+    def to_html(self, layer: int = -1, head: int | str = "mean", words: bool = False) -> str:
         """A page of its own that shows every layer and head; it needs no network.
 
         Weights are kept in one byte each, as 255 times their square root: a weight w is off by at most 0.004 times its
@@ -107,20 +110,23 @@ class AttentionMap:
         Args:
             layer: the one to begin with.
             head: the one to begin with, or "mean" or "max".
+            words: whether to begin with the pieces of words joined; the page has a switch.
         """
         self.matrix(layer, head)
         layer = range(self.layers)[layer]
         head = head if isinstance(head, str) else range(self.heads)[head]
-        return make_page(self, layer, head)
+        return make_page(self, layer, head, words)
 
-    def save_html(self, path: str | os.PathLike, layer: int = -1, head: int | str = "mean") -> Path:
+    def save_html(
+        self, path: str | os.PathLike, layer: int = -1, head: int | str = "mean", words: bool = False
+    ) -> Path:
         """Writes the page: see `to_html`.
 
         Returns:
             The file.
         """
         file = Path(path)
-        file.write_text(self.to_html(layer, head), encoding="utf-8")
+        file.write_text(self.to_html(layer, head, words), encoding="utf-8")
         return file
 
     def _repr_html_(self) -> str:

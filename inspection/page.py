@@ -24,9 +24,10 @@ LOSSLESS_PIXELS = 2**20
 NOTEBOOK_WEIGHTS = 4_000_000
 
 
-def make_page(attention: AttentionMap, layer: int, head: int | str) -> str:
-    """The page of a map that begins with a layer and a head."""
-    scripts = [f'<script type="application/json" id="data">{_to_json(_describe(attention, layer, head))}</script>']
+def make_page(attention: AttentionMap, layer: int, head: int | str, words: bool) -> str:
+    """The page of a map that begins with a layer and a head, and with tokens or words."""
+    data = {**_describe(attention), "layer": layer, "head": head, "joined": words}
+    scripts = [f'<script type="application/json" id="data">{_to_json(data)}</script>']
     for number, heads in enumerate(attention.weights):
         for place, weights in enumerate(heads):
             scripts.append(f'<script type="text/plain" id="weights-{number}-{place}">{_pack(weights)}</script>')
@@ -41,14 +42,14 @@ def make_frame(attention: AttentionMap) -> str:
     if attention.weights.size > NOTEBOOK_WEIGHTS:
         shape = " × ".join(map(str, attention.weights.shape))
         return f"<p>Attention weights, {shape}: too many for a notebook. Write <code>save_html(path)</code>.</p>"
-    page = html.escape(make_page(attention, attention.layers - 1, "mean"))
+    page = html.escape(make_page(attention, attention.layers - 1, "mean", words=False))
     return (
         f'<iframe title="Attention map" srcdoc="{page}" sandbox="allow-scripts" loading="lazy" '
         'style="width: 100%; height: 42rem; border: 0"></iframe>'
     )
 
 
-def _describe(attention: AttentionMap, layer: int, head: int | str) -> dict[str, Any]:
+def _describe(attention: AttentionMap) -> dict[str, Any]:
     same = attention.kind in ("self", "encoder", "decoder")
     image = attention.image
     return {
@@ -56,8 +57,6 @@ def _describe(attention: AttentionMap, layer: int, head: int | str) -> dict[str,
         "kind": attention.kind,
         "layers": attention.layers,
         "heads": attention.heads,
-        "layer": layer,
-        "head": head,
         "same": same,
         "queries": _describe_tokens(attention.queries),
         "keys": None if same else _describe_tokens(attention.keys),
