@@ -99,7 +99,7 @@ def _choose(looks: dict[str, _Look], kind: str | None, name: str) -> tuple[str, 
     there = {key: look for key, look in looks.items() if look.weights and look.weights[0] is not None}
     if not there:
         raise ValueError(
-            f"a {name} gave no attention weights: it has none, or keeps them to itself (where it has a choice, load it "
+            f"a {name} gave no attention weights: it has none, or does not tell them (where it has a choice, load it "
             "with attn_implementation='eager')"
         )
     if kind is not None and kind not in there:
@@ -202,12 +202,14 @@ def _generate(model: Any, tokenizer: Any, inputs: dict[str, Tensor]) -> tuple[Te
 
 
 def _shift(model: Any, labels: Tensor) -> tuple[int, Tensor]:
-    """The token that a decoder starts with, and its input for labels (1, target): that token, then all but the last."""
+    """The token that a decoder starts with, and its input for labels (1, target): that token, and all but the last."""
     owners = (model.config, getattr(model, "generation_config", None))
     starts = [getattr(owner, "decoder_start_token_id", None) for owner in owners]
     start = next((each for each in starts if each is not None), None)
     if start is None:
-        raise ValueError("the model's configuration must have a `decoder_start_token_id`, which its decoder begins with")
+        raise ValueError(
+            "the model's configuration must have a `decoder_start_token_id`, which its decoder begins with"
+        )
     return start, torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], dim=1)
 
 

@@ -26,9 +26,7 @@ def weights_shown(model: PreTrainedModel) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     owners = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     # Outer ones first: setting one's kernel sets those inside it.
-    kernels = [
-        (config, config._attn_implementation) for owner in owners for config in _configurations(owner.config)
-    ]
+    kernels = [(config, config._attn_implementation) for owner in owners for config in _configurations(owner.config)]
     try:
         model.eval()
         if any(kernel != "eager" for _, kernel in kernels):

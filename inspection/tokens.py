@@ -1,8 +1,7 @@
-"""What a tokenizer made of a text: its tokens, the characters that each stands for, and the words that they join to."""
+"""What a tokenizer made of a text: its tokens, the characters that each stands for, and the words that they join."""
 
 from __future__ import annotations
 
-import os
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -57,8 +56,8 @@ class Token:
 def printable(text: str) -> str:
     """A text in which all that is there can be seen, and none of it changes how what is around it is laid out.
 
-    White space that would be lost or break the line has a sign; characters of control, those that turn the direction of
-    writing among them, have their number in place of themselves.
+    White space that would be lost or break the line has a sign; characters of control, those that turn the direction
+    of writing among them, have their number in place of themselves.
     """
     if not text.strip(" "):
         return text.replace(" ", "␣")
@@ -124,13 +123,18 @@ def decoded_tokens(tokenizer: Any, ids: Sequence[int]) -> tuple[Token, ...]:
     prefixes = [_decode(tokenizer, ids[:end]) for end in range(len(ids) + 1)]
     text = prefixes[-1]
     # What a prefix has that the whole has not is a character of which bytes are missing.
-    ends = [len(os.path.commonprefix([prefix, text])) for prefix in prefixes]
+    ends = [_common_length(prefix, text) for prefix in prefixes]
     special = set(tokenizer.all_special_ids)
     spans, sequences = [], []
     for token, start, end in zip(ids, ends, ends[1:], strict=False):
         spans.append((start, max(end, min(start + 1, len(text)))))
         sequences.append(None if token in special else 0)
     return _make_tokens(tokenizer, ids, spans, sequences, [text])
+
+
+def _common_length(first: str, second: str) -> int:
+    pairs = zip(first, second, strict=False)
+    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
 
 
 def _decode(tokenizer: Any, ids: Sequence[int]) -> str:

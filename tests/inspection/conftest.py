@@ -33,7 +33,9 @@ def tokenizers() -> dict[str, Any]:
 
 
 def _stock(name: str, config: dict[str, Any], vocab_size: int) -> Any:
-    config_class = getattr(transformers, f"{name.partition('For')[0].removesuffix('Model').removesuffix('LMHead')}Config")
+    config_class = getattr(
+        transformers, f"{name.partition('For')[0].removesuffix('Model').removesuffix('LMHead')}Config"
+    )
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     return getattr(transformers, name)(config_class(vocab_size=vocab_size, **special, **config))
 
@@ -100,6 +102,8 @@ def make_captioner(tokenizers):
         config = regard.RegardCaptionerConfig(
             backbone_config=BACKBONE, vocab_size=len(tokenizer), **{"hidden_size": 16, "num_hidden_layers": 2} | fields
         )
-        return regard.RegardCaptionerForConditionalGeneration(config).eval(), make_captioner_processor(tokenizer, (40, 56))
+        return regard.RegardCaptionerForConditionalGeneration(config).eval(), make_captioner_processor(
+            tokenizer, (40, 56)
+        )
 
     return make

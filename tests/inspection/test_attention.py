@@ -7,15 +7,19 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from tests.inspection.conftest import MODELS, TEXT
 
 from regard import spatial_maps
 from regard.inspection.attention import attention_map
 from regard.tokenization.words import train_words
+from tests.inspection.conftest import MODELS, TEXT
 
 STACKS = [name for name, (kind, _) in MODELS.items() if kind != "characters"]
 PAIRS = [name for name, (kind, _) in MODELS.items() if kind == "characters"]
-KINDS = [(name, kind) for name in PAIRS for kind in (("alignment",) if "Recurrent" in name else ("cross", "encoder", "decoder"))]
+KINDS = [
+    (name, kind)
+    for name in PAIRS
+    for kind in (("alignment",) if "Recurrent" in name else ("cross", "encoder", "decoder"))
+]
 KERNELS = ["eager", "sdpa"]
 
 
@@ -176,7 +180,9 @@ def test_the_decoder_of_a_captioner(make_captioner, picture):
 
 def test_of_a_cropped_image_what_was_seen_is_shown(make_captioner, picture):
     model, processor = make_captioner()
-    image_processor = transformers.CLIPImageProcessorPil(size={"shortest_edge": 60}, crop_size={"height": 40, "width": 56})
+    image_processor = transformers.CLIPImageProcessorPil(
+        size={"shortest_edge": 60}, crop_size={"height": 40, "width": 56}
+    )
     processor.image_processor = image_processor
     found = attention_map(model, processor, image=picture, target="a bird")
     scaled = picture.resize((77, 60), Image.Resampling.BICUBIC)
@@ -205,10 +211,14 @@ def test_a_text_without_tokens(make_model, name, text):
     assert refused(model, tokenizer, text) == f"`text` ({text!r}) has no tokens: give a word or more"
 
 
-@pytest.mark.parametrize("name", ["BertModel", "GPT2LMHeadModel", "BartForConditionalGeneration", "RegardBertForMaskedLM"])
+@pytest.mark.parametrize(
+    "name", ["BertModel", "GPT2LMHeadModel", "BartForConditionalGeneration", "RegardBertForMaskedLM"]
+)
 def test_a_text_that_is_too_long(make_model, name):
     model, tokenizer = make_model(name)
-    assert re.search(r"`text` has \d+ tokens, and the model has room for 60: shorten it", refused(model, tokenizer, "the " * 80))
+    assert re.search(
+        r"`text` has \d+ tokens, and the model has room for 60: shorten it", refused(model, tokenizer, "the " * 80)
+    )
     attention_map(model, tokenizer, "the " * 3, **({"target": "a"} if "Bart" in name else {}))
 
 

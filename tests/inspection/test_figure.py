@@ -1,15 +1,16 @@
 import warnings
 from io import BytesIO
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from PIL import Image
-from tests.inspection.conftest import HARD, RIGHT_TO_LEFT
 
 from regard.inspection import figure as drawing
 from regard.inspection.figure import draw_image_map, draw_map
 from regard.inspection.maps import AttentionMap
 from regard.inspection.tokens import Token
+from tests.inspection.conftest import HARD, RIGHT_TO_LEFT
 
 
 def drawn(figure):
@@ -38,7 +39,7 @@ def assert_readable(figure, axes):
             assert 0 <= box.y0 <= box.y1 <= figure.bbox.height
         centres = sorted((box.x0 + box.x1, box.y0 + box.y1)[place] / 2 for box in along)
         thickness = [min(box.width, box.height) for box in along]
-        assert all(b - a >= 0.9 * min(thickness) for a, b in zip(centres, centres[1:], strict=False))
+        assert all(b - a >= 0.9 * min(thickness) for a, b in pairwise(centres))
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 40), (40, 3), (13, 37), (300, 512), (512, 4)])
@@ -50,7 +51,9 @@ def test_labels_can_be_read_whatever_the_length(shape):
     np.testing.assert_array_equal(axes.images[0].get_array(), matrix)
     shown = [label.get_text() for label in axes.get_yticklabels()]
     assert shown == [queries[round(place)] for place in axes.get_yticks()]
-    assert [label.get_text() for label in axes.get_xticklabels()] == [keys[round(place)] for place in axes.get_xticks()]
+    assert [label.get_text() for label in axes.get_xticklabels()] == [
+        keys[round(place)] for place in axes.get_xticks()
+    ]
     if max(shape) <= 40:
         assert shown == queries
     assert_readable(figure, axes)
@@ -77,7 +80,11 @@ def test_a_font_is_found_for_what_the_first_has_not():
     assert drawing._font_of("é") == drawing.FONT
     # Of matplotlib's own fonts.
     others = {chr(code) for code in drawing._characters_of(drawing.font_manager.findfont("STIXGeneral"))}
-    missing = min(character for character in others if character not in map(chr, drawing._characters_of(drawing.font_manager.findfont(drawing.FONT))))
+    missing = min(
+        character
+        for character in others
+        if character not in map(chr, drawing._characters_of(drawing.font_manager.findfont(drawing.FONT)))
+    )
     family = drawing._font_of(missing)
     assert family not in (None, drawing.FONT)
     _, style = drawing._drawable([f"a{missing}"])

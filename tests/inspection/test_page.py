@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PIL import Image
-from tests.inspection.chromium import Chromium, find_chromium
-from tests.inspection.conftest import HARD, RIGHT_TO_LEFT, TEXT
 
 from regard.inspection.attention import attention_map
 from regard.inspection.maps import AttentionMap
 from regard.inspection.tokens import Token
+from tests.inspection.chromium import Chromium, find_chromium
+from tests.inspection.conftest import HARD, RIGHT_TO_LEFT, TEXT
 
 TEXTS = {"plain": TEXT, "hard": HARD, "right to left": RIGHT_TO_LEFT}
 
@@ -82,7 +82,10 @@ def test_the_page_needs_nothing_but_itself(make_map, caption_map):
         for element in reader.elements:
             assert not element.attributes.keys() & {"src", "href", "srcset", "action"}
             assert element.tag not in ("link", "iframe", "base")
-        assert "default-src 'none'" in next(e for e in reader.elements if "http-equiv" in e.attributes).attributes["content"]
+        assert (
+            "default-src 'none'"
+            in next(e for e in reader.elements if "http-equiv" in e.attributes).attributes["content"]
+        )
         assert not re.search(r"https?://|@import|\bimport\(|fetch\(|XMLHttp", attention.to_html())
 
 
@@ -137,7 +140,7 @@ def browser(tmp_path_factory):
 
 @pytest.fixture
 def shown(browser, tmp_path):
-    """Opens the page of a map from a file, and checks afterwards that it neither complained nor went to the network."""
+    """Opens the page of a map from a file, and checks afterwards that it had no complaint and used no network."""
     opened = []
 
     def show(attention: AttentionMap, *args, **options) -> Chromium:
@@ -223,8 +226,8 @@ def test_words(make_map, shown):
 
 
 def shares(browser, side: str) -> np.ndarray:
-    code = f"Array.from(document.querySelectorAll('#{side} .token'), (token) => +token.style.getPropertyValue('--weight'))"
-    return np.array(browser.evaluate(code))
+    tokens = f"document.querySelectorAll('#{side} .token')"
+    return np.array(browser.evaluate(f"Array.from({tokens}, (token) => +token.style.getPropertyValue('--weight'))"))
 
 
 def test_pointing_at_a_token_shows_its_weights(make_map, shown):
@@ -283,7 +286,8 @@ def test_the_grid(make_map, shown):
             [
                 sum(
                     browser.evaluate(
-                        "(() => { const at = (start, n) => Math.round((start + (n + 0.5) * shape.cell) * devicePixelRatio);"
+                        "(() => { const at = (start, n) =>"
+                        " Math.round((start + (n + 0.5) * shape.cell) * devicePixelRatio);"
                         f"return {code.format(f'at(shape.left, {key})', f'at(shape.top, {query})')}; }})()"
                     )
                 )
@@ -333,7 +337,8 @@ def test_words_over_an_image(caption_map, shown):
     ]
     browser.point("#query-2")
     alphas = browser.evaluate(
-        "Array.from(overlay.getContext('2d').getImageData(0, 0, overlay.width, overlay.height).data).filter((_, i) => i % 4 == 3)"
+        "Array.from(overlay.getContext('2d').getImageData(0, 0, overlay.width, overlay.height).data)"
+        ".filter((_, i) => i % 4 == 3)"
     )
     width, height = browser.evaluate("[overlay.width, overlay.height]")
     alphas = np.array(alphas).reshape(height, width)
@@ -341,7 +346,8 @@ def test_words_over_an_image(caption_map, shown):
     matrix = caption_map.matrix()
     # At the middle of each place the overlay has its weight.
     middles = alphas[
-        ((np.arange(rows) + 0.5) * height / rows).astype(int)[:, None], ((np.arange(columns) + 0.5) * width / columns).astype(int)
+        ((np.arange(rows) + 0.5) * height / rows).astype(int)[:, None],
+        ((np.arange(columns) + 0.5) * width / columns).astype(int),
     ]
     np.testing.assert_allclose(middles / 217, matrix[2].reshape(rows, columns) / matrix.max(), atol=0.1)
     # And back: a place of the image shows which words looked there.

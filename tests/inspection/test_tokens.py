@@ -1,5 +1,4 @@
 import pytest
-from tests.inspection.conftest import HARD, RIGHT_TO_LEFT, TEXT
 
 from regard.inspection.tokens import (
     decoded_tokens,
@@ -8,6 +7,7 @@ from regard.inspection.tokens import (
     printable,
     word_numbers,
 )
+from tests.inspection.conftest import HARD, RIGHT_TO_LEFT, TEXT
 
 
 def words_of(text: str) -> list[str]:

@@ -73,7 +73,8 @@ def test_layer_head_and_words(command, stock, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("family", "kind"), [("decoder", "self"), ("transformer", "cross"), ("transformer", "encoder"), ("recurrent", None)]
+    ("family", "kind"),
+    [("decoder", "self"), ("transformer", "cross"), ("transformer", "encoder"), ("recurrent", None)],
 )
 def test_runs_of_every_family(command, trained, tmp_path, family, kind):
     file = tmp_path / "map.html"
