@@ -128,7 +128,8 @@ class Chromium:
         """Moves the pointer to a place in an element, and clicks there if told to."""
         box = self.evaluate(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
-            " e.scrollIntoView({block: 'nearest'}); const b = e.getBoundingClientRect(); return [b.x, b.y, b.width, b.height]; })()"
+            " e.scrollIntoView({block: 'nearest'}); const b = e.getBoundingClientRect();"
+            " return [b.x, b.y, b.width, b.height]; })()"
         )
         place = {"x": box[0] + across * box[2], "y": box[1] + down * box[3]}
         self.send("Input.dispatchMouseEvent", type="mouseMoved", **place)

@@ -25,7 +25,7 @@ RIGHT_TO_LEFT = "أهلا وسهلا بكم \u202e في العالم"
 def tokenizers() -> dict[str, Any]:
     texts = [TEXT, "a b c", HARD] * 3
     return {
-        "pieces": train_wordpiece(texts, vocab_size=90),
+        "pieces": train_wordpiece(texts, vocab_size=200),
         "bytes": train_byte_level(texts, vocab_size=290),
         "characters": train_characters([TEXT]),
         "words": train_words([TEXT, "a small red bird flies"]),
