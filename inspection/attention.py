@@ -65,25 +65,19 @@ def attention_map(
     _check_text("target", target, captions or model.config.is_encoder_decoder, f"a {name} has no decoder beside it")
     shown, grid = None, None
     with weights_shown(model):
-        try:
-            if captions:
-                looks, shown, grid = _look_at_image(model, processor, image, target)
-            elif image is not None or model.main_input_name != "input_ids":
-                raise ValueError(f"a {name} can't be shown an `image`: of models that see, captioners of ours can")
-            elif text is None:
-                raise ValueError(f"`text` is missing: give what the {name} shall read")
-            elif model.config.is_encoder_decoder:
-                looks = _look_at_pair(model, processor, text, text_pair, target)
-            else:
-                looks = _look_at_text(model, processor, text, text_pair)
-        except IndexError:
-            raise ValueError(
-                f"the {name} has no embedding for one of the tokens or positions: give it its own tokenizer, "
-                "or a shorter text"
-            ) from None
+        if captions:
+            looks, shown, grid = _look_at_image(model, processor, image, target)
+        elif image is not None or model.main_input_name != "input_ids":
+            raise ValueError(f"a {name} can't be shown an `image`: of models that see, captioners of ours can")
+        elif text is None:
+            raise ValueError(f"`text` is missing: give what the {name} shall read")
+        elif model.config.is_encoder_decoder:
+            looks = _look_at_pair(model, processor, text, text_pair, target)
+        else:
+            looks = _look_at_text(model, processor, text, text_pair)
     kind, look = _choose(looks, kind, name)
-    title = model.config.name_or_path or name
-    return AttentionMap(_stack(look, name), look.queries, look.keys, kind, title, shown, grid)
+    found = AttentionMap(_stack(look, name), look.queries, look.keys, kind, model.config.name_or_path or name)
+    return replace(found, image=shown, grid=grid) if kind == "image" else found
 
 
 def _check_text(name: str, text: str | None, fits: bool, reason: str) -> None:
@@ -171,6 +165,7 @@ def _encode(
     if all(token.span is None for token in tokens):
         raise ValueError(f"`{name}` ({text!r}) has no tokens: give a word or more")
     _check_length(model, tokenizer, name, len(tokens))
+    _check_ids(model, name, encoding["input_ids"])
     taken = ("input_ids", "attention_mask", *_segments(model))
     return {key: encoding[key].to(model.device) for key in taken if key in encoding}, tokens
 
@@ -188,6 +183,14 @@ def _check_length(model: Any, tokenizer: Any, name: str, length: int) -> None:
     limit = min(limit, tokenizer.model_max_length)
     if length > limit:
         raise ValueError(f"`{name}` has {length} tokens, and the model has room for {limit}: shorten it")
+
+
+def _check_ids(model: Any, name: str, ids: Tensor) -> None:
+    size = model.get_input_embeddings().weight.shape[0]
+    if int(ids.max()) >= size:
+        raise ValueError(
+            f"`{name}` has the id {int(ids.max())}, and the model has {size} tokens: give it its own tokenizer"
+        )
 
 
 # A decoder beside it

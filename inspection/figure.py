@@ -46,7 +46,7 @@ def draw_map(matrix: np.ndarray, queries: Sequence[str], keys: Sequence[str], ti
     for axis, labels, inches in ((axes.xaxis, keys, size[0]), (axes.yaxis, queries, size[1])):
         step = math.ceil(len(labels) * FONT_SIZE * 1.25 / 72 / inches)
         axis.set_ticks(range(0, len(labels), step))
-        drawable, style = _drawable([_shorten(label) for label in labels[::step]])
+        drawable, style = _drawable(labels[::step])
         axis.set_ticklabels(drawable, **style)
     axes.tick_params(axis="x", rotation=90 if max(map(len, keys)) > 1 else 0)
     axes.tick_params(length=2 if len(queries) > 40 else 0)
@@ -87,15 +87,15 @@ def draw_image_map(
         if place > len(words):
             continue
         axes.imshow(pixels)
-        name = "the image"
+        name, largest = "the image", ""
         if place:
             weights = matrix[place - 1].reshape(grid)
             share = weights / (matrix.max() or 1)
             heat = np.concatenate([np.broadcast_to(HEAT, (*grid, 3)), 0.85 * share[..., None]], axis=-1)
             axes.imshow(heat, extent=(-0.5, width - 0.5, height - 0.5, -0.5), interpolation="bilinear")
-            name = f"{_shorten(words[place - 1])} ({weights.max():.0%})"
+            name, largest = words[place - 1], f" ({weights.max():.0%})"
         (label,), style = _drawable([name])
-        axes.set_title(label, **style)
+        axes.set_title(label + largest, **style)
     _set_title(figure, title)
     return figure
 
@@ -103,21 +103,25 @@ def draw_image_map(
 def _set_title(figure: Figure, title: str) -> None:
     # As wide as the figure allows, at about half a font size a character.
     width = int(figure.get_figwidth() * 72 / (0.55 * FONT_SIZE)) - 2
-    lines, style = _drawable(wrap(title, width))
+    lines, style = _drawable(wrap(title, width), limit=None)
     figure.suptitle("\n".join(lines), x=0.01, ha="left", color="0.3", **style)
 
 
-def _shorten(label: str) -> str:
-    return label if len(label) <= LONGEST_LABEL else label[: LONGEST_LABEL - 1] + "…"
-
-
-def _drawable(labels: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+def _drawable(labels: Sequence[str], limit: int | None = LONGEST_LABEL) -> tuple[list[str], dict[str, Any]]:
     """Labels of characters that an installed font has, those that none has given by their numbers; and their style."""
     families = {character: _font_of(character) for character in set().union(*labels)}
-    drawn = ["".join(_draw(character, families[character]) for character in label) for label in labels]
+    drawn = [_shorten([_draw(character, families[character]) for character in label], limit) for label in labels]
     others = sorted({family for family in families.values() if family is not None} - {FONT})
     # A dollar sign begins no formula.
     return drawn, {"fontfamily": [FONT, *others], "fontsize": FONT_SIZE, "parse_math": False}
+
+
+def _shorten(characters: list[str], limit: int | None) -> str:
+    if limit is None or sum(map(len, characters)) <= limit:
+        return "".join(characters)
+    while sum(map(len, characters)) > limit - 1:
+        characters.pop()
+    return "".join(characters) + "…"
 
 
 def _draw(character: str, family: str | None) -> str:

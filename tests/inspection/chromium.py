@@ -60,7 +60,7 @@ class Chromium:
         os.close(command_end)
         os.close(answer_end)
         self._session: str | None = None
-        target = self.send("Target.createTarget", url="about:blank", width=width, height=height)["targetId"]
+        target = self.send("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Runtime", "Log", "Network", "Page"):
             self.send(f"{domain}.enable")

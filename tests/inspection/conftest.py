@@ -37,7 +37,7 @@ def _stock(name: str, config: dict[str, Any], vocab_size: int) -> Any:
         transformers, f"{name.partition('For')[0].removesuffix('Model').removesuffix('LMHead')}Config"
     )
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    return getattr(transformers, name)(config_class(vocab_size=vocab_size, **special, **config))
+    return getattr(transformers, name)(config_class(**{"vocab_size": vocab_size, **special, **config}))
 
 
 SEQ2SEQ = {"encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 2, "decoder_attention_heads": 4}
@@ -59,7 +59,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "BartForConditionalGeneration": ("characters", {**SEQ2SEQ, **WIDTHS, "decoder_start_token_id": 1}),
     "T5ForConditionalGeneration": (
         "characters",
-        {"d_model": 16, "d_kv": 4, "d_ff": 18, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4}
+        {"d_model": 16, "d_kv": 4, "d_ff": 18, "num_layers": 2, "num_heads": 4}
         | {"decoder_start_token_id": 0},
     ),
     "RegardBertForMaskedLM": ("pieces", {**SMALL, "num_hidden_layers": 3}),

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from regard.inspection import figure as drawing
@@ -19,7 +20,7 @@ def drawn(figure):
         warnings.simplefilter("error")
         for kind in ("png", "svg"):
             figure.savefig(BytesIO(), format=kind)
-        figure.canvas.draw()
+        FigureCanvasAgg(figure).draw()
     return figure
 
 
@@ -66,7 +67,7 @@ def test_any_text_is_drawn():
     shown = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert "$x$" in shown
     assert "naïve" in shown
-    assert max(map(len, shown)) <= 24 * len("⟨4E2D⟩")
+    assert max(map(len, shown)) <= 24
     assert_readable(figure, figure.axes[0])
 
 

@@ -54,15 +54,15 @@ def test_tokens_are_joined_back_to_the_text(tokenizers, kind, text):
     # Words are whole: each holds the words of the text that its tokens touch.
     assert [token.word for token in tokens] == sorted(token.word for token in tokens)
     joined = {token.word: token.word_text for token in tokens if token.span}
-    if kind in ("bytes", "pieces"):
-        spoken = [word for word in words_of(text) if word.strip() and word != "\u202e"]
-        assert [word for word in joined.values() if word.strip() and word != "\u202e"] == spoken
+    if kind == "pieces":
+        # This one leaves control characters out.
+        assert list(joined.values()) == [word for word in words_of(text) if word.strip() and word != "\u202e"]
 
 
 def test_a_character_of_several_tokens_is_numbered(tokenizers):
     tokens = encode(tokenizers["bytes"], "河 a")
-    assert [token.text for token in tokens] == ["<s>", "河 1/3", "河 2/3", "河 3/3", "a"]
-    assert len({token.word for token in tokens}) == 3
+    assert [token.text for token in tokens] == ["<s>", "河 1/3", "河 2/3", "河 3/3", " ", "a"]
+    assert [token.word for token in tokens] == [0, 1, 1, 1, 2, 3]
 
 
 def test_what_the_tokenizer_does_not_know_keeps_its_text(tokenizers):
