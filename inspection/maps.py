@@ -104,8 +104,8 @@ class AttentionMap:
         """A page of its own that shows every layer and head; it needs no network.
 
         Weights are kept in one byte each, as 255 times their square root: a weight w is off by at most 0.004 times its
-        square root. In base64 they take up to 1.4 bytes a weight, less where they are alike: twelve layers of twelve
-        heads over 512 tokens are some 45 MB at the most, of a causal model half of that.
+        square root. In the page that is up to 1.34 bytes a weight, less where they are alike: twelve layers of twelve
+        heads over 512 tokens are at most 51 MB, of a causal model half of that.
 
         Args:
             layer: the one to begin with.
