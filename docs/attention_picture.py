@@ -5,6 +5,7 @@ python docs/attention_picture.py runs/recurrent runs/captioner docs/images/atten
 
 import io
 import sys
+from dataclasses import replace
 
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoModelForSeq2SeqLM, AutoProcessor, AutoTokenizer
@@ -24,9 +25,9 @@ row = next(row for row in load_glyphs("test", size=50) if row["text"].endswith("
 letter = regard.attention_map(model, processor, image=row["image"])
 
 pictures = []
-for attention in (date, letter):
+for attention, title in ((date, "a recurrent model that rewrites dates"), (letter, "a captioner that names letters")):
     buffer = io.BytesIO()
-    attention.figure().savefig(buffer, format="png", dpi=110)
+    replace(attention, title=title).figure().savefig(buffer, format="png", dpi=110)
     pictures.append(Image.open(buffer).convert("RGB"))
 whole = Image.new("RGB", (max(each.width for each in pictures), sum(each.height for each in pictures) + 20), "white")
 top = 0

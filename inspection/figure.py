@@ -48,7 +48,8 @@ def draw_map(matrix: np.ndarray, queries: Sequence[str], keys: Sequence[str], ti
         axis.set_ticks(range(0, len(labels), step))
         drawable, style = _drawable(labels[::step])
         axis.set_ticklabels(drawable, **style)
-    axes.tick_params(axis="x", rotation=90 if max(map(len, keys)) > 1 else 0)
+    for label in axes.get_xticklabels():
+        label.set_rotation(90 if len(label.get_text()) > 1 else 0)
     axes.tick_params(length=2 if len(queries) > 40 else 0)
     axes.spines[:].set_color("0.8")
     axes.set_ylabel("query", color="0.4")

@@ -33,12 +33,10 @@ def load_attentive(model: str | Path) -> tuple[Any, Any]:
     with naming_the_model("model", model, path):
         config = AutoConfig.from_pretrained(path)
         if isinstance(config, RegardCaptionerConfig):
-            model_loader, processor_loader = AutoModelForImageTextToText, AutoProcessor
-        else:
-            # A target that is not given must be generated.
-            model_loader = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModel
-            processor_loader = AutoTokenizer
-        return model_loader.from_pretrained(path).eval(), processor_loader.from_pretrained(path)
+            return AutoModelForImageTextToText.from_pretrained(path).eval(), AutoProcessor.from_pretrained(path)
+        # A target that is not given must be generated.
+        loader: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModel
+        return loader.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
 
 
 def draw_attention(
