@@ -62,7 +62,7 @@ def test_labels_can_be_read_whatever_the_length(shape):
 
 
 def test_any_text_is_drawn():
-    labels = [*HARD.split(), *RIGHT_TO_LEFT.split(), "中" * 50, "x" * 200, "$\\frac{", "a\u200cb", "हिन्दी"]
+    labels = [*HARD.split(), *RIGHT_TO_LEFT.split(), "中" * 50, "x" * 200, "$\\frac{$", "a\u200cb", "हिन्दी"]
     figure = drawn(draw_map(np.eye(len(labels)), labels, labels[::-1], HARD))
     shown = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert "$x$" in shown

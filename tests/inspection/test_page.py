@@ -177,6 +177,20 @@ def test_a_browser_shows_the_labels(make_map, shown, text):
     assert_shows(browser, attention.matrix())
 
 
+def test_a_browser_takes_no_label_for_markup(shown):
+    marked = ["<b>x</b>", "&amp;", "<img src=x onerror='document.title=1'>", "</script><script>document.title=1</script>"]
+    tokens = tuple(Token(text, text, (0, 1), number, text) for number, text in enumerate(marked))
+    weights = np.full((1, 1, 4, 4), 0.25, dtype=np.float32)
+    browser = shown(AttentionMap(weights, tokens, tokens, "self", marked[2]))
+    assert labels(browser, "queries") == marked
+    for number, text in enumerate(marked):
+        browser.point(f"#query-{number}")
+        assert browser.evaluate("document.getElementById('said').textContent").startswith(f"{text} looks at ")
+        assert browser.evaluate("document.getElementById('tip').textContent").startswith(text)
+    assert browser.evaluate("document.title") == f"{marked[2]} · self attention"
+    assert browser.evaluate("document.querySelectorAll('img').length") == 1
+
+
 def test_the_pickers(make_map, shown):
     attention = make_map()
     browser = shown(attention, layer=0, head=1)
@@ -262,7 +276,7 @@ def test_tokens_are_reached_by_the_keyboard(make_map, shown):
         browser.press(key)
     assert browser.evaluate("document.getElementById('queries').getAttribute('aria-activedescendant')") == "query-1"
     assert browser.evaluate("document.getElementById('query-1').getAttribute('aria-selected')") == "true"
-    assert browser.evaluate("state.layer") == 2
+    assert browser.evaluate("[state.layer, state.head]") == [2, "mean"]
     browser.press("End")
     assert browser.evaluate("state.chosen.place") == browser.evaluate("view.queries.count") - 1
 
