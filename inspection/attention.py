@@ -19,6 +19,9 @@ from .kernels import weights_shown
 from .maps import AttentionMap
 from .tokens import Token, decoded_tokens, encoded_tokens, special_token
 
+# How many a model writes that does not say.
+NEW_TOKENS = 20
+
 
 class _Look(NamedTuple):
     """What one kind of attention of a model came to."""
@@ -199,8 +202,11 @@ def _check_ids(model: Any, name: str, ids: Tensor) -> None:
 def _generate(model: Any, tokenizer: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, tuple[Token, ...]]:
     if not model.can_generate():
         raise ValueError(f"`target` is missing, and a {type(model).__name__} can't generate one: give it")
+    options = model.generation_config
+    # transformers would take as many, and warn of it.
+    length = {} if options.max_new_tokens or options.max_length else {"max_new_tokens": NEW_TOKENS}
     # Without the token that the decoder starts with.
-    labels = model.generate(**inputs, do_sample=False)[:, 1:]
+    labels = model.generate(**inputs, do_sample=False, **length)[:, 1:]
     return labels, decoded_tokens(tokenizer, labels[0].tolist())
 
 

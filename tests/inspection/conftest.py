@@ -59,8 +59,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "BartForConditionalGeneration": ("characters", {**SEQ2SEQ, **WIDTHS, "decoder_start_token_id": 1}),
     "T5ForConditionalGeneration": (
         "characters",
-        {"d_model": 16, "d_kv": 4, "d_ff": 18, "num_layers": 2, "num_heads": 4}
-        | {"decoder_start_token_id": 0},
+        {"d_model": 16, "d_kv": 4, "d_ff": 18, "num_layers": 2, "num_heads": 4} | {"decoder_start_token_id": 0},
     ),
     "RegardBertForMaskedLM": ("pieces", {**SMALL, "num_hidden_layers": 3}),
     "RegardDecoderForCausalLM": ("bytes", {**SMALL, "num_hidden_layers": 3}),

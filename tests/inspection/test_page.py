@@ -178,7 +178,12 @@ def test_a_browser_shows_the_labels(make_map, shown, text):
 
 
 def test_a_browser_takes_no_label_for_markup(shown):
-    marked = ["<b>x</b>", "&amp;", "<img src=x onerror='document.title=1'>", "</script><script>document.title=1</script>"]
+    marked = [
+        "<b>x</b>",
+        "&amp;",
+        "<img src=x onerror='document.title=1'>",
+        "</script><script>document.title=1</script>",
+    ]
     tokens = tuple(Token(text, text, (0, 1), number, text) for number, text in enumerate(marked))
     weights = np.full((1, 1, 4, 4), 0.25, dtype=np.float32)
     browser = shown(AttentionMap(weights, tokens, tokens, "self", marked[2]))
