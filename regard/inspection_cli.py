@@ -42,8 +42,8 @@ def attention(
         head=number,
         words=words,
     )
-    size = output.stat().st_size / 2**20
+    size = output.stat().st_size / 1000
     typer.echo(
-        f"Wrote {output} ({size:.1f} MB): {seen.kind} attention, {seen.layers} layer(s) of {seen.heads} head(s), "
+        f"Wrote {output} ({size:,.0f} kB): {seen.kind} attention, {seen.layers} layer(s) of {seen.heads} head(s), "
         f"{len(seen.queries)} queries, {len(seen.keys)} keys"
     )
