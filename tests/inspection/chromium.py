@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import select
@@ -34,8 +35,9 @@ class Chromium:
         self._answers, answer_end = os.pipe()
 
         def place_pipes() -> None:
-            # Copied first, as one may be where the other is to go.
-            copies = os.dup(command_end), os.dup(answer_end)
+            # Copied first, as one may be where the other is to go; and out of the way, since a file that is already
+            # where it is to go would be closed in the browser.
+            copies = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (command_end, answer_end)]
             os.dup2(copies[0], 3)
             os.dup2(copies[1], 4)
 
