@@ -45,6 +45,7 @@ register_families()
 # What training needs is imported when it is first asked for: loading a model does not need it.
 _TRAINING = ("train_model", "train_bert", "train_captioner", "train_decoder", "train_recurrent", "train_transformer")
 _LAZY = {
+    "attention_map": ".inspection.attention",
     "encode_texts": ".encoding",
     "evaluate_model": ".training.evaluation",
     "fill_masks": ".fill",
@@ -76,6 +77,7 @@ __all__ = [
     "RegardTransformerConfig",
     "RegardTransformerForConditionalGeneration",
     "RegardTransformerModel",
+    "attention_map",
     "encode_texts",
     "evaluate_model",
     "fill_masks",

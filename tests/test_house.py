@@ -192,7 +192,7 @@ def test_the_installed_package_imports_from_the_checkout_root(checkout, installe
 
 def test_all_of_it_is_installed(checkout, installed):
     def contents(root: Path) -> set[str]:
-        paths = (path for path in root.rglob("*") if path.suffix in (".py", ".md", ".typed"))
+        paths = (path for path in root.rglob("*") if path.suffix in (".html", ".md", ".py", ".typed"))
         return {path.relative_to(root).as_posix() for path in paths}
 
     expected = set()

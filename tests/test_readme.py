@@ -91,6 +91,18 @@ def test_the_walk_through_of_fine_tuning_runs(folder: Path) -> None:
     assert set(re.findall(r"--[a-z][a-z-]+", page)) <= options_of(("finetune tokens", "push"), folder)
 
 
+@pytest.mark.slow
+def test_the_page_on_inspection_runs(folder: Path) -> None:
+    page = (ROOT / "docs" / "inspection.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(python|sh)\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    assert {kind for kind, _ in blocks} == {"python", "sh"}
+    for kind, text in blocks:
+        for part in [text] if kind == "python" else text.splitlines():
+            done = (run_python if kind == "python" else run_command)(part, folder)
+            assert done.returncode == 0, done.stderr
+    assert set(re.findall(r"--[a-z][a-z-]+", page)) <= options_of(("inspect attention",), folder)
+
+
 @pytest.mark.parametrize("line", [line for line in COMMANDS if line.startswith("make ")])
 def test_make_targets_exist(line: str) -> None:
     target = shlex.split(line, comments=True)[1]

@@ -1,0 +1,1 @@
+"""Attention maps, shape traces, worked calculations and tests of faithfulness."""

@@ -1,0 +1,40 @@
+"""Running a model for a look at it, and leaving it as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+
+def _configurations(config: Any) -> Iterator[Any]:
+    yield config
+    for name in config.sub_configs:
+        if getattr(config, name, None) is not None:
+            yield from _configurations(getattr(config, name))
+
+
+@contextmanager
+def weights_shown(model: PreTrainedModel) -> Iterator[None]:
+    """Within it a model is in evaluation mode and on the eager kernel, since the others return no attention weights.
+
+    Afterwards, also after an error, each of its modules is in its mode and on its kernel again.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    owners = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    # Outer ones first: setting one's kernel sets those inside it.
+    kernels = [(config, config._attn_implementation) for owner in owners for config in _configurations(owner.config)]
+    try:
+        model.eval()
+        if any(kernel != "eager" for _, kernel in kernels):
+            model.set_attn_implementation("eager")
+        with torch.no_grad():
+            yield
+    finally:
+        for config, kernel in kernels:
+            config._attn_implementation = kernel
+        for module, mode in modes:
+            module.training = mode

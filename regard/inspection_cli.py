@@ -1,0 +1,49 @@
+"""The commands of `regard inspect`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .attention_maps import draw_attention
+
+inspect_app = typer.Typer(help="Look inside a model.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@inspect_app.command()
+def attention(
+    model: Annotated[str, typer.Argument(help="Folder of a run or a model, or a Hub id.")],
+    output: Annotated[Path, typer.Option(help="File to write: .html for all heads, .png or .svg for one layer.")],
+    text: Annotated[str | None, typer.Option(help="Text to read; of an encoder-decoder the source.")] = None,
+    text_pair: Annotated[str | None, typer.Option(help="Second text, for a model that reads pairs.")] = None,
+    target: Annotated[str | None, typer.Option(help="What the decoder writes; generated if not given.")] = None,
+    image: Annotated[Path | None, typer.Option(help="File of the image that a captioner looks at.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(help="Which attention: self; cross, encoder, decoder; alignment; image. One of the model's."),
+    ] = None,
+    layer: Annotated[int, typer.Option(help="Layer to show first, from 0; -1 is the last.")] = -1,
+    head: Annotated[str, typer.Option(help="Head to show first, from 0; or mean or max, over all heads.")] = "mean",
+    words: Annotated[bool, typer.Option("--words", help="Join the pieces of words; the page has a switch.")] = False,
+) -> None:
+    """Draw where a model looks: each token's attention to each, or a captioner's to the image."""
+    number = int(head) if head.removeprefix("-").isdecimal() else head
+    seen = draw_attention(
+        model,
+        output,
+        text,
+        text_pair=text_pair,
+        target=target,
+        image=image,
+        kind=kind,
+        layer=layer,
+        head=number,
+        words=words,
+    )
+    size = output.stat().st_size / 1000
+    typer.echo(
+        f"Wrote {output} ({size:,.0f} kB): {seen.kind} attention, {seen.layers} layer(s) of {seen.heads} head(s), "
+        f"{len(seen.queries)} queries, {len(seen.keys)} keys"
+    )
