@@ -23,6 +23,7 @@ from . import __version__
 from .fill import fill_masks
 from .finetuning import finetune
 from .generate import generate_text
+from .inspection_steps import app as inspection_steps_app
 from .push import push as push_run
 from .sharing.export import export_model
 from .train import figure_lines, train_model
@@ -43,6 +44,9 @@ train_app = typer.Typer(help="Train a model.", no_args_is_help=True, rich_markup
 app.add_typer(train_app, name="train")
 finetune_app = typer.Typer(help="Fine-tune a model for a task.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(finetune_app, name="finetune")
+inspect_app = typer.Typer(help="Look inside a model.", no_args_is_help=True, rich_markup_mode=None)
+inspect_app.add_typer(inspection_steps_app)
+app.add_typer(inspect_app, name="inspect")
 
 
 class _Console(logging.Handler):
