@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from matplotlib.colors import PowerNorm
@@ -56,7 +57,7 @@ def head_distances(
     """
     if max_offset < 1:
         raise ValueError(f"`max_offset` ({max_offset}) must be at least 1")
-    network = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
+    network: Any = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
     offsets = torch.arange(-max_offset, max_offset + 1)
     sums: Tensor | None = None
     pairs = torch.zeros(len(offsets), dtype=torch.float64)
