@@ -88,7 +88,7 @@ def _tokens(processor: Any, ids: Tensor) -> list[str]:
     return [tokenizer.decode([index]).replace("\n", "⏎") for index in ids[0].tolist()]
 
 
-@app.command()
+@app.command(short_help="Follow one input through a layer's attention.")
 def shapes(
     model: Model,
     text: Text = _TEXT,
@@ -111,7 +111,7 @@ def shapes(
             typer.echo(f"{first}\n{format_trace(trace)}")
 
 
-@app.command()
+@app.command(short_help="Work out the attention of given vectors.")
 def calculation(
     query: Annotated[str, typer.Option(help="The query's numbers: '1 0'.")],
     keys: Annotated[str, typer.Option(help="The keys, with ; between them: '1 0; 0 1'.")],
@@ -140,7 +140,7 @@ def calculation(
     typer.echo("\n".join(worked.lines))
 
 
-@app.command()
+@app.command(short_help="Show whether outputs depend on later tokens.")
 def causality(model: Model, text: Text = _TEXT, target: Target = None, image: Image = None) -> None:
     """Show whether outputs depend on later tokens: by their gradients, which the causal mask makes exactly 0."""
     network, processor = load_model(model)
@@ -159,7 +159,7 @@ def causality(model: Model, text: Text = _TEXT, target: Target = None, image: Im
         typer.echo(f"Outputs depend on later tokens, by up to {float(later.max()):.3g}: no mask hides the future.")
 
 
-@app.command()
+@app.command(short_help="Show whether the order of a text is seen.")
 def order(
     model: Model,
     text: Text = _TEXT,
@@ -182,7 +182,7 @@ def order(
         typer.echo("Without positions the order still makes a difference: the causal mask tells it too.")
 
 
-@app.command()
+@app.command(short_help="Draw where each head looks.")
 def heads(
     model: Model,
     text: Annotated[list[str] | None, typer.Option(help="A text. Repeat it for several.")] = None,
