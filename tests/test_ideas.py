@@ -1,0 +1,50 @@
+"""The pages in docs/ideas work: their Python runs, page by page, prints what they say, and draws their pictures."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "ideas"
+PICTURES = ROOT / "docs" / "images" / "ideas"
+PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != "README")
+BLOCK = re.compile(r"^```(python|text)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
+
+
+def blocks_of(page: str, kind: str) -> list[str]:
+    text = (FOLDER / f"{page}.md").read_text(encoding="utf-8")
+    return [block for found, block in BLOCK.findall(text) if found == kind]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_runs(page: str, tmp_path: Path) -> None:
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n" + "\n".join(blocks_of(page, "python"))
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "".join(blocks_of(page, "text"))
+    drawn = [path.name for path in tmp_path.iterdir()]
+    assert drawn == [f"{page}.png"]
+    with Image.open(tmp_path / drawn[0]) as new, Image.open(PICTURES / drawn[0]) as kept:
+        assert new.size == kept.size
+
+
+def test_each_idea_has_its_page_and_its_picture() -> None:
+    index = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"\]\((\w+)\.md\)", index)) == PAGES
+    assert sorted(path.name for path in PICTURES.iterdir()) == [f"{page}.png" for page in PAGES]
+    for page in PAGES:
+        assert (PICTURES / f"{page}.png").stat().st_size < 100_000
+        assert f"](../images/ideas/{page}.png)" in (FOLDER / f"{page}.md").read_text(encoding="utf-8")
+        assert "https://arxiv.org/abs/" in (FOLDER / f"{page}.md").read_text(encoding="utf-8")
+
+
+def test_links_lead_somewhere() -> None:
+    for page in FOLDER.glob("*.md"):
+        links = re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
+        assert links
+        assert not [link for link in links if "://" not in link and not (FOLDER / link).exists()]
