@@ -19,7 +19,7 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 
 from ..configuration.recurrent import RegardRecurrentConfig
-from .attention import combine, make_alignment, normalize
+from .attention import attend, make_alignment, normalize
 from .base import FastGenerationMixin, RegardPreTrainedModel, check_ids, check_source, one_of
 from .compat import CACHE, named_cache, takes_cache
 from .layers import Dropout, Linear
@@ -268,8 +268,12 @@ class RecurrentDecoderStep(GradientCheckpointingLayer):
         layers = len(self.cells)
         context, weights = source, None
         if self.alignment is not None:
-            weights = normalize(self.alignment(state[layers - 1].unsqueeze(1), source), mask)
-            attended = combine(weights, memory) if products is None else products.memory(weights)
+            query = state[layers - 1].unsqueeze(1)
+            if products is None:
+                attended, weights = attend(self.alignment, query, source, memory, mask)
+            else:
+                weights = normalize(self.alignment(query, source), mask)
+                attended = products.memory(weights)
             context = attended.squeeze(1)
         inputs = torch.cat([embedded, context], dim=-1)
         after: list[tuple[Tensor, ...]] = []

@@ -33,10 +33,12 @@ def load_attentive(model: str | Path) -> tuple[Any, Any]:
     with naming_the_model("model", model, path):
         config = AutoConfig.from_pretrained(path)
         if isinstance(config, RegardCaptionerConfig):
-            return AutoModelForImageTextToText.from_pretrained(path).eval(), AutoProcessor.from_pretrained(path)
+            return AutoModelForImageTextToText.from_pretrained(
+                path, use_safetensors=True
+            ).eval(), AutoProcessor.from_pretrained(path)
         # A target that is not given must be generated.
         loader: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModel
-        return loader.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
+        return loader.from_pretrained(path, use_safetensors=True).eval(), AutoTokenizer.from_pretrained(path)
 
 
 def draw_attention(

@@ -43,7 +43,9 @@ def load_model(model: str | Path) -> tuple[Any, Any]:
     with naming_the_model("model", model, path):
         model_type = AutoConfig.from_pretrained(path).model_type
         if model_type in ("bert", "regard_bert"):
-            return RegardBertModel.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
+            return RegardBertModel.from_pretrained(path, use_safetensors=True).eval(), AutoTokenizer.from_pretrained(
+                path
+            )
     families = [config.model_type for config in FAMILIES]
     if model_type not in families:
         raise ValueError(f"`model` ({model}) is a {model_type!r}: it must be one of {', '.join(families)}, or a BERT")

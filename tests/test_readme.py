@@ -110,12 +110,13 @@ def test_make_targets_exist(line: str) -> None:
 
 
 def test_options_exist(folder: Path) -> None:
-    told = set(re.findall(r"`[^`\n]*?(--[a-z-]+)", README)) - {"--logdir"}
+    told = set(re.findall(r"`[^`\n]*?(--[a-z-]+)", README)) - {"--logdir", "--nproc-per-node"}
     commands = [
         *(f"train {name}" for name in ("bert", "decoder", "transformer", "recurrent", "captioner")),
         "evaluate",
         "finetune tokens",
         "generate",
+        "plan bert",
         "push",
     ]
     assert told
