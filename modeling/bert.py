@@ -31,8 +31,8 @@ from .base import (
     show_weights,
 )
 from .block import TransformerBlock, TransformerStack
-from .layers import Dropout, Linear
-from .packing import Bounds, check_packed, choose, position_ids_of, take_bounds
+from .layers import Dropout, Linear, is_plain_on_cpu
+from .packing import Bounds, check_packed, choose, fill_up, position_ids_of, take_bounds
 from .positions import LearnedPositions
 from .weights import named_as_in_memory, register_bert_weights
 
@@ -195,14 +195,16 @@ class RegardBertModel(RegardBertPreTrainedModel):
         self, embedded: Tensor, bounds: Bounds, output_positions: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Hidden states of the positions wanted, (1, P, E), and of the first of each sequence, (B, E)."""
-        firsts = bounds.cu_seq_lens_q[:-1]
+        tokens, firsts = embedded.shape[1], bounds.cu_seq_lens_q[:-1]
+        if is_plain_on_cpu(embedded) and not kwargs.get("output_hidden_states", self.config.output_hidden_states):
+            embedded, bounds = fill_up(embedded, bounds)
         if output_positions is None:
-            hidden_states = self.encoder(embedded, bounds=bounds, **kwargs)
+            hidden_states = self.encoder(embedded, bounds=bounds, **kwargs)[:, :tokens]
             return hidden_states, hidden_states[0].index_select(0, firsts)
         chosen, found = choose(output_positions, bounds)
         hidden_states = self.encoder(embedded, bounds=bounds, chosen=chosen, **kwargs)
-        firsts, others = found.split([len(firsts), len(output_positions)])
-        return hidden_states.index_select(1, others), hidden_states[0].index_select(0, firsts)
+        found_firsts, others = found[: len(firsts)], found[len(found) - len(output_positions) :]
+        return hidden_states.index_select(1, others), hidden_states[0].index_select(0, found_firsts)
 
     def _warn_of_pairs(self, input_ids: Tensor | None) -> None:
         separator = self.config.sep_token_id

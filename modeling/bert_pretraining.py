@@ -29,8 +29,8 @@ from .base import (
     weighted_cross_entropy,
 )
 from .bert import RegardBertModel, RegardBertPreTrainedModel
-from .layers import Linear, is_bare
-from .packing import count_predicted, pack
+from .layers import Linear, is_bare, is_plain_on_cpu
+from .packing import POSITIONS_AT_ONCE, count_predicted, missing_rows, pack
 from .vocabulary_loss import vocabulary_loss
 
 
@@ -126,6 +126,12 @@ class PredictsMaskedTokens(RegardBertPreTrainedModel):
         labels = labels.flatten()
         if predicted_positions is None:
             predicted_positions = (labels != -100).nonzero().squeeze(1)
+        labels = labels.index_select(0, predicted_positions)
+        if self.training and is_plain_on_cpu(labels) and is_bare(self.masked_lm_head.decoder):
+            # Nothing but the loss is made of them in training. The first token stands for those that are missing.
+            missing = missing_rows(len(labels), POSITIONS_AT_ONCE)
+            predicted_positions = nn.functional.pad(predicted_positions, (0, missing))
+            labels = nn.functional.pad(labels, (0, missing), value=-100)
         outputs = self.bert(
             **tensors,
             attention_mask=attention_mask,
@@ -133,7 +139,7 @@ class PredictsMaskedTokens(RegardBertPreTrainedModel):
             return_dict=True,
             **kwargs,
         )
-        return outputs, outputs.last_hidden_state[0], labels.index_select(0, predicted_positions)
+        return outputs, outputs.last_hidden_state[0], labels
 
     def predict_tokens(
         self, hidden_states: Tensor, labels: Tensor | None, items: Tensor | int | None

@@ -9,7 +9,9 @@ Dimension letters: B sequences, L their padded length, T tokens of all, H heads,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -118,6 +120,38 @@ def position_ids_of(bounds: Bounds, tokens: int) -> Tensor:
     ends = bounds.cu_seq_lens_q
     places = torch.arange(tokens, device=ends.device)
     return places - ends[torch.bucketize(places, ends[1:], right=True)]
+
+
+# For each number of rows that it has not seen, oneDNN makes a kernel, which takes about as long as the product, and
+# keeps it, with some megabytes. So tokens and predicted positions come in multiples of these.
+TOKENS_AT_ONCE, POSITIONS_AT_ONCE = 64, 32
+_filling: ContextVar[bool] = ContextVar("_filling", default=True)
+
+
+@contextmanager
+def without_filling() -> Iterator[None]:
+    """Leaves packed batches as long as they are, so that what they take can be told for other lengths."""
+    token = _filling.set(False)
+    try:
+        yield
+    finally:
+        _filling.reset(token)
+
+
+def missing_rows(number: int, at_once: int) -> int:
+    """How many rows are missing for a multiple of `at_once`."""
+    return -number % at_once if _filling.get() else 0
+
+
+def fill_up(hidden_states: Tensor, bounds: Bounds) -> tuple[Tensor, Bounds]:
+    """Adds a sequence of zeros to a packed batch (1, T, E), if need be, for a multiple of `TOKENS_AT_ONCE` tokens."""
+    tokens = hidden_states.shape[1]
+    missing = missing_rows(tokens, TOKENS_AT_ONCE)
+    if not missing:
+        return hidden_states, bounds
+    ends = nn.functional.pad(bounds.cu_seq_lens_q, (0, 1), value=tokens + missing)
+    longest = max(bounds.max_length_q, missing)
+    return nn.functional.pad(hidden_states, (0, 0, 0, missing)), Bounds(ends, ends, longest, longest)
 
 
 class Chosen(NamedTuple):

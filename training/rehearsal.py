@@ -13,6 +13,7 @@ from accelerate.utils import convert_outputs_to_fp32
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..modeling.packing import without_filling
 from .bert_data import BertCollator
 from .bert_data import Example as BertExample
 from .blocks import BlockCollator
@@ -182,7 +183,8 @@ class Rehearsal:
                 memory.peaks.clear()
                 gradients.clear()
                 count.flops = 0
-                with count, memory, hooks:
+                # From what fills up a few examples that of many can't be told; there it is next to nothing.
+                with count, memory, hooks, without_filling():
                     loss = self._forward(**batch).loss
                     saved = memory.saved
                     loss.backward()

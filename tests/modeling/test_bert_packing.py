@@ -16,6 +16,7 @@ from regard import (
     RegardBertForTokenClassification,
     RegardBertModel,
 )
+from regard.modeling import bert_pretraining, packing
 from regard.training.bert_data import BertCollator
 
 LENGTHS = (11, 7, 4)
@@ -147,7 +148,8 @@ def test_outputs_in_evaluation_are_the_same(our_class, kernel, make_model, padde
     torch.testing.assert_close(whole[1][0], plain[1][batch["attention_mask"].bool()], atol=1e-5, rtol=1e-5)
 
 
-def test_the_last_layer_computes_nothing_else(make_model, padded):
+def test_the_last_layer_computes_nothing_else(make_model, padded, monkeypatch):
+    monkeypatch.setattr(packing, "TOKENS_AT_ONCE", 1)
     model, batch = make_model(RegardBertForPreTraining), padded(RegardBertForPreTraining)
     sizes = {}
     for number, block in enumerate(model.bert.encoder.blocks):
@@ -178,7 +180,34 @@ def test_in_training_no_score_is_kept(our_class, in_training, padded):
         assert outputs.loss.requires_grad
         assert not {"logits", "prediction_logits"} & outputs.keys()
         assert (40, 15) in kept
-        assert (predicted, 40) not in kept
+        assert not {(predicted, 40), (-(-predicted // 32) * 32, 40)} & set(kept)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 64])
+@pretrained
+def test_rows_that_are_filled_up_change_nothing(our_class, tokens, in_training, padded, monkeypatch):
+    model, batch = in_training(our_class), packed_from(padded(our_class))
+    rows = []
+    model.bert.encoder.blocks[0].feed_forward.register_forward_hook(
+        lambda module, args, output: rows.append(output.shape[1])
+    )
+
+    def run(each: int):
+        monkeypatch.setattr(packing, "TOKENS_AT_ONCE", each)
+        monkeypatch.setattr(bert_pretraining, "POSITIONS_AT_ONCE", each)
+        loss = model(**batch).loss
+        named = dict(model.named_parameters())
+        gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+        encoded = model.bert(**{name: batch[name] for name in ("input_ids", "token_type_ids", "cu_seq_lens_q")})
+        return loss, dict(zip(named, gradients, strict=True)), encoded.last_hidden_state, encoded.pooler_output
+
+    expected, found = run(1), run(tokens)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    assert rows == [sum(LENGTHS)] * 2 + [-(-sum(LENGTHS) // tokens) * tokens] * 2
+    if our_class is RegardBertForPreTraining:
+        # Those that are shown are the tokens' alone.
+        shown = model(**batch, output_hidden_states=True).hidden_states
+        assert {len(states[0]) for states in shown[:-1]} == {sum(LENGTHS)}
 
 
 @pretrained

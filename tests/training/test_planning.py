@@ -7,6 +7,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from regard.modeling.packing import without_filling
 from regard.training import planning, rehearsal
 from regard.training.bert import BertTask
 from regard.training.decoder import DecoderTask
@@ -104,7 +105,10 @@ def allocated_peak(call) -> int:
 
 
 def measured_peak(family: str, folder, **changes) -> int:
-    """The most memory in a step of the real loop, with what it had before."""
+    """The most memory in a step of the real loop, with what it had before.
+
+    The batches are so small that what fills them up would be a good part of them.
+    """
     settings = settings_of(family, **changes)
     model = TRAINABLE[family].make_model(settings).train()
     task = SimpleNamespace(
@@ -115,6 +119,11 @@ def measured_peak(family: str, folder, **changes) -> int:
     loop = Loop(task, model, settings, Budget(steps=1), folder, make_accelerator(settings, folder))
     part = settings.batch_size // settings.accumulation
     batches = [made_up_batch(family, settings, model.config, part)[0] for _ in range(settings.accumulation)]
+    with without_filling():
+        return _measured(loop, model, batches)
+
+
+def _measured(loop: Loop, model, batches) -> int:
     loop._step(batches, 0.5)
     kept = [*model.parameters(), *model.buffers()]
     kept += [moment for state in loop.optimizer.state.values() for moment in state.values()]
