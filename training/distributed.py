@@ -87,6 +87,7 @@ def meeting(settings: TrainingSettings) -> Iterator[None]:
             dist.all_reduce(torch.ones(()))
         finally:
             if dist.is_initialized():
+                let_go()
                 dist.destroy_process_group()
         if start > 1:
             _leave_the_agents_store(store, rank)
@@ -103,6 +104,14 @@ def _leave_the_agents_store(store: dist.Store, rank: int) -> None:
         with socket.create_server(("", 0)) as free:
             store.set("port", str(free.getsockname()[1]))
     os.environ |= {"MASTER_PORT": store.get("port").decode(), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+
+
+def let_go() -> None:
+    """Lets PyTorch's threads let go of what they have sent, before their group is ended.
+
+    For that they need Python's lock. Who ends the group holds it and waits for them: for ever, if they came too late.
+    """
+    time.sleep(0.2)
 
 
 @contextmanager
@@ -186,6 +195,7 @@ def in_turn(accelerator: Accelerator) -> Iterator[None]:
     with _told("another process has ended, and says why itself"):
         for _ in range(3 - turn):
             dist.monitored_barrier(group, WORK)
+    let_go()
     dist.destroy_process_group(group)
 
 

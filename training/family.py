@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from ..tokenization.generative import save_tokenizer
 from .bad_records import skipped_records
 from .checkpoints import latest_step
-from .distributed import gather, in_turn
+from .distributed import gather, in_turn, let_go
 from .files import PARTIAL, delete_leftovers, rename_in
 from .loop import CHECKPOINTS, Loop, Outcome, make_accelerator, steps_per_epoch
 from .origin import changes, describe_origin, load_origin, package_versions, save_origin, version_changes
@@ -176,6 +176,8 @@ def train(
         _save(accelerator, folder, model, results)
         return results
     finally:
+        if accelerator.num_processes > 1:
+            let_go()
         # Closes the trackers, and with them the process group.
         accelerator.end_training()
 
