@@ -34,7 +34,7 @@ from .checkpoints import (
 )
 from .distributed import is_sharded, meeting, prepare, shard, shard_on_cpu, sharding_plugin, whole
 from .files import write_text
-from .nonfinite import Place, StepWatch, is_finite, nonfinite_weights
+from .nonfinite import Place, StepWatch, nonfinite_weights
 from .run import without_nonfinite, writing
 from .schedule import Budget, learning_rate_factor
 from .settings import TrainingSettings, to_dict
@@ -359,11 +359,11 @@ class Loop:
                 # Distributed training averages the gradients; the parts of a mean must be added.
                 accelerator.backward(part * accelerator.num_processes)
                 loss += part.detach()
-        norm = accelerator.clip_grad_norm_(self.model.parameters(), settings.clip or float("inf"))
+        norm = whole(accelerator.clip_grad_norm_(self.model.parameters(), settings.clip or float("inf")))
         loss = accelerator.reduce(loss)
         skipped = ~loss.isfinite()
         if accelerator.scaler is None:
-            skipped = skipped | ~is_finite(norm, loss.device)
+            skipped = skipped | ~torch.as_tensor(norm, device=loss.device).isfinite()
             # So AdamW leaves the weights and its own state as they are. A gradient scaler does this by itself, and an
             # overflow of its gradient is nothing amiss.
             if self.optimizer.defaults["fused"]:
@@ -376,7 +376,7 @@ class Loop:
         progress.tokens += tokens
         place = Place(progress.step, progress.epoch, first, first + settings.batch_size - 1)
         self._watch.note(place, skipped)
-        return loss, whole(norm)
+        return loss, norm
 
     def _count(self, batches: list[dict[str, Tensor]]) -> tuple[bool, int, dict[str, Tensor]]:
         """Whether a process is to stop; tokens, and the items of each loss, in the global batch."""

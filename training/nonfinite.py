@@ -44,12 +44,6 @@ class StepWatch:
         return found
 
 
-def is_finite(number: Tensor | float, device: torch.device) -> Tensor:
-    """Whether a number is finite, also one whose parts lie in several processes; told on the device."""
-    whole = number.full_tensor() if hasattr(number, "full_tensor") else torch.as_tensor(number, device=device)
-    return whole.isfinite()
-
-
 def nonfinite_weights(model: torch.nn.Module) -> Tensor:
     """How many of a model's matrices and vectors hold what is not finite, of those that this process holds."""
     # Of a parameter that is shared out over processes, this one's part.
