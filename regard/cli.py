@@ -32,6 +32,7 @@ from .train import figure_lines, train_model
 from .training.evaluation import evaluate_model
 from .training.families import TRAINABLE
 from .training.finetune import TASKS, FinetuneSettings
+from .training.finetune_base import is_of_some_tasks
 from .training.run import model_path
 from .training.settings import DURATIONS, YAML_ERRORS, field_types, read_yaml
 
@@ -87,7 +88,7 @@ def _option_for(name: str, kind: Any, default: Any, help: str) -> inspect.Parame
     if kind is dict:
         kind, shown, metavar = list[str], None, "NAME=VALUE"
     else:
-        shown = ", ".join(map(str, default)) if isinstance(default, list) else default
+        shown = (", ".join(map(str, default)) or None) if isinstance(default, list) else default
         metavar = None
     if kind is bool:
         shown = "yes" if default else "no"
@@ -151,7 +152,12 @@ def _with_options(command: Callable[..., None], options: list[inspect.Parameter]
 
 
 def settings_command(
-    settings_class: type, run: Callable[..., Any], output: str, *, may_change: bool = False
+    settings_class: type,
+    run: Callable[..., Any],
+    output: str,
+    names: Container[str] | None = None,
+    *,
+    may_change: bool = False,
 ) -> Callable[..., None]:
     """Makes a training command whose options are the fields of a settings dataclass.
 
@@ -159,6 +165,7 @@ def settings_command(
         settings_class: the dataclass, see `training.settings`.
         run: is called with the output folder, the settings that were given, and whether to resume.
         output: the folder that is written to by default.
+        names: the fields that are options, if not all are.
         may_change: whether a run can be told to go on with other settings or data than it began with.
     """
 
@@ -191,7 +198,7 @@ def settings_command(
                 annotation=Annotated[bool, typer.Option("--accept-changes", help=text)],
             )
         )
-    return _with_options(command, own + settings_options(settings_class))
+    return _with_options(command, own + settings_options(settings_class, names))
 
 
 TRAIN_HELP = {
@@ -253,9 +260,14 @@ FINETUNE_HELP = {
     "question-answering": "Find the answers to questions in texts.",
     "multiple-choice": "Choose among continuations of texts.",
 }
-for _task in TASKS:
+for _task, _kind in TASKS.items():
+    _names = [
+        each.name
+        for each in fields(FinetuneSettings)
+        if each.name in _kind.own_settings or not is_of_some_tasks(each.name)
+    ]
     finetune_app.command(_task, help=FINETUNE_HELP[_task])(
-        settings_command(FinetuneSettings, partial(finetune, _task), f"runs/{_task}")
+        settings_command(FinetuneSettings, partial(finetune, _task), f"runs/{_task}", _names)
     )
 
 

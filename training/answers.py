@@ -210,12 +210,11 @@ class QuestionAnswering(FinetuneTask):
     best_by = "f1"
     measured = ("f1", "exact_match")
     label_inputs = ("start_positions", "end_positions")
-    own_settings = ("stride", "max_answer_length")
+    own_settings = ("question_column", "context_column", "answers_column", "stride", "max_answer_length")
     longest = 0
 
     def columns(self) -> list[Column]:
-        names = ("question_column", "context_column", "answers_column")
-        return [Column(getattr(self.settings, name), name) for name in names]
+        return [Column(getattr(self.settings, name), name) for name in self.own_settings if name.endswith("_column")]
 
     def parse(self, row: Row, where: str, features: Any) -> Row | None:
         chosen = self.settings

@@ -29,11 +29,13 @@ ENCODED_AT_ONCE = 1000
 # So many labels are told with the number of their rows.
 SHOWN = 10
 
-# Settings that one task alone has, beside columns.
-OF_ONE_TASK = ("stride", "max_answer_length")
-
 # Of these metrics the least is the best.
 ERRORS = ("loss", "mse")
+
+
+def is_of_some_tasks(setting: str) -> bool:
+    """Whether a setting, by its name, is of those tasks alone that have it among their own."""
+    return setting.endswith("_column") or setting in ("stride", "max_answer_length")
 
 
 class FinetuneTask(ABC):
@@ -45,7 +47,7 @@ class FinetuneTask(ABC):
         best_by: the metric by which the best model is chosen if nothing is said.
         measured: the metrics that `metric` can name, beside the loss.
         label_inputs: what the model learns from, by the names of its arguments.
-        own_settings: those that other tasks don't have, beside columns.
+        own_settings: those of its columns, and others that not every task has.
     """
 
     name: ClassVar[str]
@@ -53,7 +55,7 @@ class FinetuneTask(ABC):
     best_by: str
     measured: Sequence[str]
     label_inputs: ClassVar[Sequence[str]] = ("labels",)
-    own_settings: ClassVar[Sequence[str]] = ()
+    own_settings: ClassVar[Sequence[str]]
 
     def __init__(self, settings: FinetuneSettings) -> None:
         self.settings = settings
@@ -65,12 +67,10 @@ class FinetuneTask(ABC):
 
     def _check_settings(self) -> None:
         columns = self.columns()
-        used = {column.argument for column in columns} | {*self.own_settings}
         usual = type(self.settings)()
         for name, value in vars(self.settings).items():
-            is_general = not name.endswith("_column") and name not in OF_ONE_TASK
-            if not is_general and name not in used and value != getattr(usual, name):
-                allowed = ", ".join(sorted(each for each in used if each is not None))
+            if is_of_some_tasks(name) and name not in self.own_settings and value != getattr(usual, name):
+                allowed = ", ".join(sorted(self.own_settings))
                 raise ValueError(f"`{name}` ({value!r}) is no setting of the task {self.name!r}, which has {allowed}")
         arguments: dict[str, str | None] = {}
         for column in columns:

@@ -38,6 +38,7 @@ class _SequenceTask(FinetuneTask):
     """Texts, or pairs of them, that each have one label of a kind."""
 
     auto_class = "AutoModelForSequenceClassification"
+    own_settings = ("text_column", "second_text_column", "label_column")
     problem_type: str
 
     def columns(self) -> list[Column]:
@@ -256,6 +257,7 @@ class Tokens(FinetuneTask):
 
     name = "tokens"
     auto_class = "AutoModelForTokenClassification"
+    own_settings = ("tokens_column", "tags_column")
     best_by = "f1"
     measured: Sequence[str] = ("f1", "precision", "recall", "accuracy")
 
@@ -357,6 +359,7 @@ class MultipleChoice(FinetuneTask):
 
     name = "multiple-choice"
     auto_class = "AutoModelForMultipleChoice"
+    own_settings = ("text_column", "second_text_column", "choices_column", "label_column")
     best_by = "accuracy"
     measured = ("accuracy",)
 
