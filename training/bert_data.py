@@ -68,24 +68,29 @@ class BertExamples:
     @cached_property
     def _index(self) -> SentenceIndex:
         lengths = FlatColumn(self.corpus, "sentence_lengths")
-        per_document = lengths.lengths
         # Two halves of the room, so that what has no sentences still makes pairs.
         room = self.max_length - self._specials
-        return SentenceIndex(lengths[0 : len(lengths)], per_document, room // 2 if self.next_sentence else room)
+        return SentenceIndex(lengths, lengths.lengths, room // 2 if self.next_sentence else room)
 
     def epoch(self, number: int) -> Epoch:
         """The examples of an epoch, in its order."""
         plan = plan_pairs if self.next_sentence else plan_segments
         rows = plan(self._index, self.max_length - self._specials, self.seed, number, self.short_seq_prob)
-        order = np.random.default_rng([self.seed, number]).permutation(len(rows))
-        return Epoch(self, number, rows[order])
+        return Epoch(self, number, rows, np.random.default_rng([self.seed, number]).permutation(len(rows)))
 
 
 class Epoch(torch.utils.data.Dataset):
-    """The examples of one epoch. Example i depends on the seed, the epoch and i, and on nothing drawn before."""
+    """The examples of one epoch. Example i depends on the seed, the epoch and i, and on nothing drawn before.
 
-    def __init__(self, examples: BertExamples, number: int, rows: np.ndarray) -> None:
-        self.examples, self.number, self.rows = examples, number, rows
+    Args:
+        examples: makes them.
+        number: of the epoch.
+        rows: what they are made of, as `plan_pairs` gives it.
+        order: the row of each example.
+    """
+
+    def __init__(self, examples: BertExamples, number: int, rows: np.ndarray, order: np.ndarray) -> None:
+        self.examples, self.number, self.rows, self.order = examples, number, rows, order
         self._ids = FlatColumn(examples.corpus, "ids")
         words = examples.masking.whole_words
         self._starts_word = FlatColumn(examples.corpus, "starts_word") if words else None
@@ -110,7 +115,7 @@ class Epoch(torch.utils.data.Dataset):
             raise IndexError(f"example {index} of an epoch with {len(self)}")
         examples = self.examples
         rng = np.random.default_rng([examples.seed, self.number, index])
-        first_start, first_stop, second_start, second_stop, is_random = self.rows[index].tolist()
+        first_start, first_stop, second_start, second_stop, is_random = self.rows[self.order[index]].tolist()
         room = examples.max_length - examples._specials
         lengths = truncated(first_stop - first_start, second_stop - second_start, room)
         segments = [_cut(first_start, first_stop, lengths[0], rng)]

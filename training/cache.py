@@ -1,11 +1,15 @@
-"""Rows that are written once to the cache of `datasets`, and memory-mapped from there."""
+"""Rows and numbers that are written to the cache of `datasets`, and memory-mapped from there."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
+import datasets
+import numpy as np
 import pyarrow as pa
 from datasets import ArrowBasedBuilder, Dataset, DatasetInfo, Features, SplitGenerator
 from datasets.builder import Key
@@ -60,6 +64,23 @@ def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
             batch, characters = [], 0
     if batch:
         yield batch
+
+
+def mapped(parts: Iterable[np.ndarray]) -> np.ndarray:
+    """One array of all parts (one or more) in their order, memory-mapped: it takes up memory while there is room.
+
+    Its file has no name, so nothing is left of it once the array is gone.
+    """
+    folder = Path(datasets.config.HF_DATASETS_CACHE)
+    folder.mkdir(parents=True, exist_ok=True)
+    length = 0
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for part in parts:
+            file.write(np.ascontiguousarray(part).data)
+            length += len(part)
+        file.flush()
+        # An empty file can't be mapped.
+        return np.memmap(file, part.dtype, "r", shape=(length, *part.shape[1:])) if length else part
 
 
 def write_dataset(

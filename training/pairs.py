@@ -11,29 +11,36 @@ from __future__ import annotations
 import bisect
 import itertools
 import random
-from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from .cache import mapped
+from .corpus import FlatColumn
+
+# As many sentences or examples are in memory while a corpus is planned, which may have more than fit.
+_AT_ONCE = 2**18
+
+# Start and stop of the first span, start and stop of the second, whether that is random.
+_Row = tuple[int, int, int, int, bool]
+
 
 class SentenceIndex:
-    """Where the sentences and documents of a corpus begin.
+    """Where the sentences and documents of a corpus begin. What grows with the sentences is memory-mapped.
 
     Args:
-        sentence_lengths: of all sentences, in order.
+        sentence_lengths: of all sentences, in order; an array, or a column of a data set.
         sentences_per_document: how many of them each document has.
         longest: longer sentences are cut into pieces of this length, which then count as sentences, so that a text
             without full stops is used in full.
     """
 
-    def __init__(self, sentence_lengths: np.ndarray, sentences_per_document: np.ndarray, longest: int) -> None:
-        pieces = -(-sentence_lengths // longest)
-        pieces_before = _cumulated(pieces)
-        lengths = np.full(int(pieces_before[-1]), longest, dtype=np.int32)
-        lengths[pieces_before[1:] - 1] = sentence_lengths - (pieces - 1) * longest
-        self.bounds = _cumulated(lengths)
-        documents = pieces_before[_cumulated(sentences_per_document)]
+    def __init__(
+        self, sentence_lengths: np.ndarray | FlatColumn, sentences_per_document: np.ndarray, longest: int
+    ) -> None:
+        # Of each document the number of its first sentence, which becomes that of its first piece.
+        documents = _cumulated(sentences_per_document)
+        self.bounds = mapped(_bounds(sentence_lengths, documents, longest))
         # Documents without a token hold no sentence, and could not be drawn from.
         self.documents = np.concatenate([documents[:1], documents[1:][np.diff(documents) > 0]])
 
@@ -48,6 +55,25 @@ def _cumulated(numbers: np.ndarray) -> np.ndarray:
     sums = np.zeros(len(numbers) + 1, dtype=np.int64)
     np.cumsum(numbers, out=sums[1:])
     return sums
+
+
+def _bounds(lengths: np.ndarray | FlatColumn, documents: np.ndarray, longest: int) -> Iterator[np.ndarray]:
+    """Where the pieces of sentences begin, and where the last one ends; `documents` is changed to count pieces."""
+    yield np.zeros(1, dtype=np.int64)
+    pieces_done, tokens_done, documents_done = 0, 0, 0
+    for start in range(0, len(lengths), _AT_ONCE):
+        part = lengths[start : min(start + _AT_ONCE, len(lengths))]
+        pieces = -(-part // longest)
+        pieces_before = _cumulated(pieces)
+        of_pieces = np.full(int(pieces_before[-1]), longest, dtype=np.int64)
+        of_pieces[pieces_before[1:] - 1] = part - (pieces - 1) * longest
+        ends = tokens_done + np.cumsum(of_pieces)
+        yield ends
+        until = documents_done + int(np.searchsorted(documents[documents_done:], start + len(part)))
+        documents[documents_done:until] = pieces_done + pieces_before[documents[documents_done:until] - start]
+        pieces_done, documents_done = pieces_done + len(ends), until
+        tokens_done = int(ends[-1])
+    documents[documents_done:] = pieces_done
 
 
 def plan_pairs(
@@ -69,7 +95,7 @@ def plan_pairs(
 
     Returns:
         One row for each example: start and stop of the first span, start and stop of the second, 1 if that is random.
-        In the order of the corpus, and not yet cut to `max_tokens`.
+        In the order of the corpus, and not yet cut to `max_tokens`. Memory-mapped.
 
     Raises:
         ValueError: if there is no second document to draw from, or no document with two sentences.
@@ -79,8 +105,17 @@ def plan_pairs(
             f"next sentence prediction needs at least 2 documents, but the corpus has {index.num_documents}: "
             "add documents, split the text into several (`documents`), or train without next sentences"
         )
-    rng = random.Random(f"pairs {seed} {epoch}")
-    bounds, documents, rows = _planning(index)
+    rows = _table(_pairs(index, max_tokens, random.Random(f"pairs {seed} {epoch}"), short_seq_prob))
+    if not len(rows):
+        raise ValueError(
+            "no document has two sentences to make a pair of: "
+            "make documents longer (`documents`), or train without next sentences"
+        )
+    return rows
+
+
+def _pairs(index: SentenceIndex, max_tokens: int, rng: random.Random, short_seq_prob: float) -> Iterator[_Row]:
+    bounds, documents = _numbers(index)
     for document in range(index.num_documents):
         begin, end = documents[document], documents[document + 1]
         if end - begin < 2:
@@ -103,14 +138,8 @@ def plan_pairs(
                 second = (other_start, _gather(bounds, other_start, documents[other + 1], rest))
             else:
                 second = (middle, stop)
-            rows.extend((*(bounds[place] for place in (sentence, middle, *second)), is_random))
+            yield bounds[sentence], bounds[middle], bounds[second[0]], bounds[second[1]], is_random
             sentence = middle if is_random else stop
-    if not rows:
-        raise ValueError(
-            "no document has two sentences to make a pair of: "
-            "make documents longer (`documents`), or train without next sentences"
-        )
-    return np.frombuffer(rows, dtype=np.int64).reshape(-1, 5)
 
 
 def plan_segments(
@@ -131,8 +160,14 @@ def plan_segments(
     Raises:
         ValueError: if the corpus has no tokens.
     """
-    rng = random.Random(f"segments {seed} {epoch}")
-    bounds, documents, rows = _planning(index)
+    rows = _table(_segments(index, max_tokens, random.Random(f"segments {seed} {epoch}"), short_seq_prob))
+    if not len(rows):
+        raise ValueError("no document holds a token")
+    return rows
+
+
+def _segments(index: SentenceIndex, max_tokens: int, rng: random.Random, short_seq_prob: float) -> Iterator[_Row]:
+    bounds, documents = _numbers(index)
     for begin, end in itertools.pairwise(documents):
         target = _draw_target(rng, max_tokens, short_seq_prob)
         sentence = begin
@@ -141,16 +176,27 @@ def plan_segments(
             stop = _gather(bounds, sentence, end, target + 1)
             if bounds[stop] - bounds[sentence] > target and stop - sentence > 1:
                 stop -= 1
-            rows.extend((bounds[sentence], bounds[stop], 0, 0, False))
+            yield bounds[sentence], bounds[stop], 0, 0, False
             sentence = stop
-    if not rows:
-        raise ValueError("no document holds a token")
-    return np.frombuffer(rows, dtype=np.int64).reshape(-1, 5)
 
 
-def _planning(index: SentenceIndex) -> tuple[Sequence[int], Sequence[int], array[int]]:
-    """Bounds and documents that give Python's numbers, and what takes the rows: 8 bytes a number, not a list's 40."""
-    return index.bounds.data, index.documents.data, array("q")
+def _numbers(index: SentenceIndex) -> tuple[Sequence[int], Sequence[int]]:
+    """Bounds and documents as they give Python's own numbers, in which planning is quicker."""
+    return index.bounds.data, index.documents.data
+
+
+def _table(rows: Iterable[_Row]) -> np.ndarray:
+    rows = iter(rows)
+    numbers = np.dtype((np.int64, 5))
+
+    def parts() -> Iterator[np.ndarray]:
+        while True:
+            part = np.fromiter(itertools.islice(rows, _AT_ONCE), numbers)
+            yield part
+            if len(part) < _AT_ONCE:
+                return
+
+    return mapped(parts())
 
 
 def _draw_target(rng: random.Random, max_tokens: int, short_seq_prob: float) -> int:

@@ -34,6 +34,11 @@ def segments_of(example, tokenizer) -> list[list[int]]:
     return segments
 
 
+def rows_of(epoch) -> np.ndarray:
+    """What each example of an epoch is made of, in the epoch's order."""
+    return epoch.rows[epoch.order]
+
+
 def same(one, other) -> bool:
     return all(np.array_equal(one[name], other[name]) for name in one.keys() | other.keys())
 
@@ -67,7 +72,7 @@ def test_segments_are_what_the_plan_says(examples_of, corpus_of, tokenizer, text
     flat = [id_ for ids in corpus_of(texts)["ids"] for id_ in ids]
     epoch = examples_of(texts, max_length=40).epoch(1)
     cut = []
-    for index, (first, first_stop, second, second_stop, is_random) in enumerate(epoch.rows.tolist()):
+    for index, (first, first_stop, second, second_stop, is_random) in enumerate(rows_of(epoch).tolist()):
         example = epoch[index]
         assert example["next_sentence_label"] == is_random
         planned = flat[first:first_stop], flat[second:second_stop]
@@ -189,13 +194,13 @@ def test_another_seed_epoch_or_index_is_another_example(examples_of, texts):
 def test_masks_of_the_same_text_differ(examples_of):
     # One pair alone, so that only the masks can differ.
     examples = examples_of(["A river stone. A bank.", "A wall."], next_sentence=False, short_seq_prob=0, max_length=40)
-    rows = {tuple(row) for number in range(6) for row in examples.epoch(number).rows.tolist()}
+    rows = {tuple(row) for number in range(6) for row in rows_of(examples.epoch(number)).tolist()}
     assert len(rows) == 2
     for document in range(2):
         seen = set()
         for number in range(6):
             epoch = examples.epoch(number)
-            index = sorted(range(2), key=lambda index: epoch.rows[index, 0])[document]
+            index = sorted(range(2), key=lambda index: rows_of(epoch)[index, 0])[document]
             seen.add(tuple(epoch[index]["labels"].tolist()))
         assert len(seen) > 2
 
@@ -207,7 +212,7 @@ def test_masks_of_equal_examples_differ(examples_of):
 
 
 def test_the_order_of_an_epoch_is_shuffled_and_complete(examples):
-    orders = [examples.epoch(number).rows[:, 0].tolist() for number in range(3)]
+    orders = [rows_of(examples.epoch(number))[:, 0].tolist() for number in range(3)]
     for order in orders:
         assert order != sorted(order)
     assert orders[0] != orders[1] != orders[2]
