@@ -178,6 +178,13 @@ def test_each_step_of_an_alignment(family, alignment):
         compare(trace, alignment_by_hand(own, trace["query state"], trace["states"], mask), mask)
 
 
+def test_calls_are_counted_for_each_layer():
+    model, inputs = make("transformer")
+    traces = trace_shapes(model, inputs)
+    assert len({trace.layer for trace in traces}) == 3
+    assert [trace.call for trace in traces] == [0, 0, 0]
+
+
 def test_where_a_captioner_looks():
     model, inputs = make("captioner", decoder_type="transformer")
     traces = trace_shapes(model, inputs)

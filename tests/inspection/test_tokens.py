@@ -121,3 +121,12 @@ def test_direction():
     assert is_right_to_left("12, שלום abc")
     assert not is_right_to_left(TEXT)
     assert not is_right_to_left("12 !")
+
+
+def test_words_of_two_texts_are_never_one(tokenizers):
+    """Not even where no special token stands between them."""
+    encoding = tokenizers["characters"]("ab", "ab", add_special_tokens=False, return_offsets_mapping=True)
+    tokens = encoded_tokens(
+        tokenizers["characters"], encoding.convert_to_tensors("pt", prepend_batch_axis=True), ("ab", "ab")
+    )
+    assert [(token.word, token.word_text) for token in tokens] == [(0, "ab"), (0, "ab"), (1, "ab"), (1, "ab")]

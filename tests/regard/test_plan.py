@@ -54,6 +54,26 @@ def test_what_people_are_told_of_several_devices():
     assert "Note: the tokenizer is made from the data; a vocabulary of 1,024 tokens is assumed" in text
 
 
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(86400, "1.0 days"), (86399, "24.0 hours"), (3600, "1.0 hours"), (60, "1.0 minutes"), (0.25, "0.2 seconds")],
+)
+def test_a_time_is_told_in_the_largest_unit_that_it_fills(seconds, told):
+    lines = plan_lines(plan_training("bert", TINY["bert"], tokens=seconds * 4000, speed=4000))
+    assert lines[-1].split(maxsplit=1) == ["Time", told]
+
+
+def test_what_is_not_trained_is_told():
+    made = plan_training("captioner", {**TINY["captioner"], "freeze_backbone": True})
+    (line,) = (line for line in plan_lines(made) if line.startswith("Parameters"))
+    assert line.endswith(f"; {made.parameters.backbone:,} are not trained")
+
+
+def test_the_steps_of_the_command_line(command, flags):
+    made = json.loads(command("plan", "bert", *flags(TINY["bert"]), "--steps", "7", "--json").out)
+    assert (made["steps"], made["tokens"]) == (7, 7 * 12 * 31)
+
+
 def test_time_without_a_speed():
     assert any("--speed" in line and "--measure" in line for line in plan_lines(plan_training("bert", TINY["bert"])))
 

@@ -214,3 +214,44 @@ def write_pairs(tmp_path):
         return str(tmp_path / f"{name}.jsonl")
 
     return write
+
+
+# Runs of the decoder
+
+
+@pytest.fixture(scope="module")
+def train_decoder(corpus_folder):
+    """Runs a tiny training in a folder; what is given goes before the tiny settings."""
+    from regard.training.decoder import DECODER
+    from regard.training.family import train
+    from tests.training.decoding import TINY
+
+    def run(folder, resume: bool = False, **given) -> dict:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        return train(DECODER, folder, {**TINY, "data": [corpus_folder], **given}, resume=resume)
+
+    return run
+
+
+# Runs on images
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory) -> str:
+    """A folder of twenty images of all kinds."""
+    from tests.training.captions import CAPTIONS, write_images
+
+    return write_images(tmp_path_factory.mktemp("images") / "images", CAPTIONS)
+
+
+@pytest.fixture(scope="session")
+def caption(images):
+    """Runs a tiny training in a folder; what is given goes before the tiny settings."""
+    from regard.training.captioner import CAPTIONER
+    from regard.training.family import train
+    from tests.training.captions import TINY
+
+    def run(folder, resume: bool = False, **given) -> dict:
+        return train(CAPTIONER, folder, {**TINY, "data": [images], **given}, resume=resume)
+
+    return run

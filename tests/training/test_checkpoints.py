@@ -120,6 +120,21 @@ def test_killed_at_other_moments(pretrain, tmp_path, same_as_straight, moment):
     same_as_straight(tmp_path / "run", pretrain(tmp_path / "run", resume=True, **SETTINGS))
 
 
+def test_killed_in_an_evaluation_at_a_step_that_is_saved(pretrain, tmp_path, same_as_straight):
+    whole = Loop.evaluate
+
+    def kill(self):
+        if self.progress.step == 6:
+            raise Killed
+        return whole(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "evaluate", kill)
+        with pytest.raises(Killed):
+            pretrain(tmp_path / "run", **SETTINGS)
+    same_as_straight(tmp_path / "run", pretrain(tmp_path / "run", resume=True, **SETTINGS))
+
+
 @pytest.mark.parametrize("file", ["settings.yaml", "origin.json", "history.jsonl", "results.json"])
 def test_killed_while_a_file_is_written(pretrain, tmp_path, same_as_straight, file):
     whole = Path.write_text

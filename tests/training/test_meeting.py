@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from datetime import timedelta
-from multiprocessing import get_context
 
 import pytest
 
@@ -12,41 +11,15 @@ from regard.training import distributed
 from regard.training.loop import make_accelerator
 from regard.training.settings import TrainingSettings
 
+from .forked import fork
 from .test_distributed import free_port
-
-
-def _process(work, environment: dict[str, str], told, rank: int) -> None:
-    os.environ.update(environment)
-    try:
-        told.put((rank, work()))
-    except (OSError, ValueError) as error:
-        told.put((rank, f"{type(error).__name__}: {error}"))
 
 
 @pytest.fixture
 def processes(monkeypatch):
-    """Has processes do some work, each in an environment of its own, and gives what came of it by rank."""
+    """Has processes do some work, with little patience; see `fork`."""
     monkeypatch.setattr(distributed, "PATIENCE", timedelta(seconds=4))
-    # Forked: importing takes far longer than meeting.
-    context = get_context("fork")
-
-    def run(
-        work, number: int, ranks: list[int] | None = None, killed: int = 0, **changes: dict[int, str]
-    ) -> dict[int, object]:
-        told = context.Queue()
-        shared = {"WORLD_SIZE": str(number), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        started = []
-        for rank in range(number) if ranks is None else ranks:
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(number), **shared}
-            own |= {name: value[rank] for name, value in changes.items() if rank in value}
-            started.append(context.Process(target=_process, args=(work, own, told, rank)))
-            started[-1].start()
-        results = dict(told.get(timeout=30) for _ in started[killed:])
-        for process in started:
-            process.join()
-        return results
-
-    return run
+    return fork
 
 
 def meet(**settings) -> str:

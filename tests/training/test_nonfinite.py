@@ -122,6 +122,13 @@ def test_some_steps_may_be_skipped(pretrain, tmp_path, make_nonfinite, states, h
     assert [message.startswith("The loss or its gradient was not finite at step") for message in warned] == [True] * 2
 
 
+def test_it_ends_the_run_before_an_evaluation(pretrain, tmp_path, make_nonfinite, history_of):
+    make_nonfinite([1])
+    with pytest.raises(FloatingPointError, match="not finite at step 1 "):
+        pretrain(tmp_path / "run", **{**SETTINGS, "save_every": 0, "evaluate_every": 2, "log_every": 9})
+    assert history_of(tmp_path / "run") == []
+
+
 def test_one_more_ends_it(pretrain, tmp_path, make_nonfinite):
     make_nonfinite([1, 4, 6])
     with pytest.raises(FloatingPointError, match=r"not finite at step 6 \(.*\): the 3 such steps are more than"):

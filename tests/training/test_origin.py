@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 from transformers import BertConfig
 
-from regard.training import origin
+from regard.training import family, origin
 from regard.training.checkpoints import list_checkpoints
 from regard.training.loop import Loop
-from regard.training.origin import changes, describe_folder, describe_rows, version_changes
+from regard.training.origin import changes, describe_folder, describe_origin, describe_rows, version_changes
 
 SETTINGS = {"steps": 5, "save_every": 2, "evaluate_every": 0, "log_every": 1}
 
@@ -124,6 +124,44 @@ def test_other_settings_that_are_accepted_hold_from_then_on(pretrain, begun, dat
     assert [accepted["step"] for accepted in results["accepted_changes"]] == [2]
 
 
+def test_all_that_was_accepted_is_recorded(pretrain, begun, data):
+    """One after the other; and the versions stay those of the beginning."""
+    file = begun / "origin.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"versions": {"torch": "1.0"}}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "run", lambda *args: 1 / 0)
+        for steps in (6, 7):
+            with pytest.raises(ZeroDivisionError):
+                pretrain(begun, resume=True, accept_changes=True, data=[str(data)], **{**SETTINGS, "steps": steps})
+    found = json.loads(file.read_text())
+    assert found["versions"] == {"torch": "1.0"}
+    assert [accepted["changes"] for accepted in found["accepted"]] == [
+        ["`steps` was 5, not 6"],
+        ["`steps` was 6, not 7"],
+    ]
+
+
+def test_settings_are_not_changed_before_that_is_recorded(pretrain, begun, data):
+    before = (begun / "settings.yaml").read_bytes()
+
+    def kill(*args):
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(family, "save_origin", kill)
+        with pytest.raises(Killed):
+            pretrain(begun, resume=True, accept_changes=True, data=[str(data)], **{**SETTINGS, "steps": 6})
+    assert (begun / "settings.yaml").read_bytes() == before
+
+
+def test_a_run_that_has_ended_takes_no_other_settings(pretrain, begun, data):
+    pretrain(begun, resume=True, data=[str(data)], **SETTINGS)
+    before = contents(begun)
+    with pytest.raises(ValueError, match=r"has already ended, .*: without its results.json it goes on"):
+        pretrain(begun, resume=True, accept_changes=True, data=[str(data)], **{**SETTINGS, "steps": 6})
+    assert contents(begun) == before
+
+
 def test_a_model_that_the_checkpoint_does_not_fit(pretrain, begun, data):
     with pytest.raises(ValueError, match=r"step-2 does not fit the model: .*size mismatch") as raised:
         pretrain(
@@ -227,6 +265,13 @@ def test_a_folder_is_known_by_its_files(tmp_path):
     assert len(set(found)) == 5
 
 
+def test_the_held_out_data_is_told_apart(tmp_path):
+    rows, held_out = rows_of(text=["a", "b", "c"]), rows_of(text=["d", "e"])
+    begun = describe_origin(rows, held_out, tmp_path, BertConfig())
+    now = describe_origin(rows, rows_of(text=["d", "f"]), tmp_path, BertConfig())
+    assert changes(begun, now) == ["the held-out data has the same number of rows (2), but others"]
+
+
 def test_what_differs_is_named():
     config = BertConfig(num_hidden_layers=1)
     begun = {
@@ -240,7 +285,7 @@ def test_what_differs_is_named():
     now["data"]["training"]["rows"] = 1001
     now["data"]["held-out"]["digest"] = "d"
     now["tokenizer"] = "e"
-    now["model"] = {"hidden_size": 3, "new": None}
+    now["model"] = {"hidden_size": 3, "new": None, "newer": 7}
     now["versions"] = {"torch": "3", "datasets": "5"}
     assert changes(begun, now) == [
         "the training data had 1,000 rows, not 1,001",
@@ -248,6 +293,7 @@ def test_what_differs_is_named():
         "the tokenizer in the folder has been changed",
         "the model's `gone` was 1, not None",
         "the model's `hidden_size` was 768, not 3",
+        "the model's `newer` was None, not 7",
     ]
     assert version_changes(begun, now) == ["torch was 2, not 3", "datasets was None, not 5"]
 

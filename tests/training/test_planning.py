@@ -212,13 +212,35 @@ def test_sharding_shares_out_what_the_model_needs():
     whole, sharded = (
         plan(TRAINABLE["decoder"], {**deep, "sharding": name}, devices=6).memory for name in ("none", "fsdp")
     )
-    for name in ("gradients", "optimizer"):
+    for name in ("weights", "gradients", "optimizer"):
         assert getattr(sharded, name) == pytest.approx(getattr(whole, name) / 6, abs=2)
     assert sharded.activations == whole.activations
     assert 0 < sharded.communication < whole.communication
     assert sharded.peak < whole.peak
     alone = plan(TRAINABLE["decoder"], {**deep, "sharding": "fsdp"}).memory
     assert alone == plan(TRAINABLE["decoder"], deep).memory
+
+
+@pytest.mark.parametrize(("precision", "size"), [("no", 4), ("bf16", 2)])
+def test_what_is_whole_at_once_when_sharded(precision, size):
+    """All that is in no block, and one block, each with its gradients; and the block that is fetched meanwhile."""
+    made = plan(TRAINABLE["decoder"], given("decoder", sharding="fsdp", precision=precision), devices=2)
+    block = made.parameters.blocks // SIZES["num_hidden_layers"]
+    rest = made.parameters.total - SIZES["num_hidden_layers"] * block
+    assert made.memory.communication == pytest.approx(size * (2 * rest + 3 * block), rel=0.01)
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="the memory of an accelerator is another")
+def test_weights_and_gradients_must_fit(monkeypatch):
+    needed = 8 * plan(TRAINABLE["decoder"], given("decoder")).parameters.total
+    for room, fits in ((needed, True), (needed - 1, False)):
+        monkeypatch.setattr(planning.os, "sysconf", lambda name, room=room: room if name == "SC_PHYS_PAGES" else 1)
+        model = TRAINABLE["decoder"].make_model(settings_of("decoder"))
+        if fits:
+            planning._require_room(model)
+        else:
+            with pytest.raises(ValueError, match="can't be tried out here"):
+                planning._require_room(model)
 
 
 # Operations

@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 import yaml
@@ -117,3 +118,12 @@ def test_results(tmp_path):
     save_results(tmp_path, results)
     assert load_results(tmp_path) == results
     assert json.loads((tmp_path / "results.json").read_text()) == results
+
+
+def test_figures_that_are_no_number_are_written_as_nothing(tmp_path):
+    """However deep they lie."""
+    parts = [{"key": 1, "exact_match": math.nan}, (2.5, -math.inf, [math.inf])]
+    save_results(tmp_path, {"metrics": {"loss": math.nan}, "parts": parts})
+    results = load_results(tmp_path)
+    assert math.isnan(results["metrics"]["loss"])
+    assert results["parts"] == [{"key": 1, "exact_match": None}, [2.5, None, [None]]]

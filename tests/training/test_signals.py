@@ -179,6 +179,50 @@ def test_handlers_are_set_while_it_trains_alone(pretrain, tmp_path, monkeypatch,
     assert seen == {"_step": [True] * 3, "evaluate": [True, False]}
 
 
+def test_the_end_of_a_child_is_no_error_once_a_signal_came():
+    """PyTorch has set a handler that raises one."""
+
+    def raising(number, frame):
+        raise RuntimeError("a child has ended")
+
+    before = signal.signal(signal.SIGCHLD, raising)
+    try:
+        with StopSignals():
+            assert signal.getsignal(signal.SIGCHLD) is raising
+            signal.raise_signal(signal.SIGTERM)
+            assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
+            signal.raise_signal(signal.SIGCHLD)
+        assert signal.getsignal(signal.SIGCHLD) is raising
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_signal_that_ends_what_prepares_batches(pretrain, tmp_path, same_as_straight, step):
+    """At any place in an epoch, its last step among them."""
+
+    def ended(self, parts, place):
+        for number, batch in enumerate(parts):
+            if self.progress.step == step and number == 2 * place:
+                signal.raise_signal(signal.SIGTERM)
+                raise RuntimeError("DataLoader worker exited unexpectedly")
+            yield batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        whole = Loop._loader
+
+        def loader(self, examples, first_step, steps, workers):
+            parts = whole(self, examples, first_step, steps, workers)
+            return parts if self._signals.received else ended(self, parts, step - self.progress.step)
+
+        patch.setattr(Loop, "_loader", loader)
+        with pytest.raises(SystemExit):
+            pretrain(tmp_path / "run", **SETTINGS)
+    assert names_of(tmp_path / "run")[-1] == f"step-{step}"
+    same_as_straight(tmp_path / "run", pretrain(tmp_path / "run", resume=True, **SETTINGS))
+
+
 def test_in_another_thread_signals_are_left_alone(pretrain, tmp_path, handlers):
     seen = []
 

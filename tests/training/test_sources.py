@@ -403,3 +403,37 @@ def test_rows_are_written_in_batches(folder, monkeypatch):
     for i in range(7):
         write(f"docs/{i}.txt", "x" * 60)
     assert [len(chunk) for chunk in load_documents("docs").data.column(0).chunks] == [2, 2, 2, 1]
+
+
+def test_packages_and_the_format_are_part_of_the_key(folder, monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        sources, "iter_python_docs", lambda packages: read.append(packages) or [(f"the docs of {packages}", "topic")]
+    )
+    for name, packages in (
+        ("python-docs", []),
+        ("python-docs:yaml", ["yaml"]),
+        ("python-docs:yaml,tqdm", ["yaml", "tqdm"]),
+    ):
+        assert texts_of(name) == texts_of(name) == [f"the docs of {packages}"]
+    assert read == [[], ["yaml"], ["yaml", "tqdm"]]
+    monkeypatch.setattr(sources, "FORMAT_VERSION", sources.FORMAT_VERSION + 1)
+    texts_of("python-docs")
+    assert len(read) == 4
+
+
+def test_version_configuration_and_split_of_a_streamed_data_set_are_part_of_the_key(folder, monkeypatch):
+    class Builder:
+        def __init__(self, path: str, config: str | None) -> None:
+            self.hash, self.config_id = version, config
+
+        def as_streaming_dataset(self, split: str) -> datasets.IterableDataset:
+            text = f"{self.hash} {self.config_id} {split}"
+            return datasets.IterableDataset.from_generator(lambda: iter([{"text": text}]))
+
+    monkeypatch.setattr(tables, "load_dataset_builder", Builder)
+    for version in ("v1", "v2"):
+        for config in ("a", "b"):
+            for split in ("train", "test"):
+                found = texts_of(f"org/name:{config}", split=split, streaming=True)
+                assert found == [f"{version} {config} {split}"]

@@ -139,7 +139,7 @@ def answered(status: int) -> Exception:
 PASSING = [ConnectionResetError(104, "reset"), EOFError("cut"), TimeoutError(), httpx.ReadError("lost"), answered(502)]
 
 
-@pytest.mark.parametrize("error", [*PASSING, answered(429)], ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", [*PASSING, answered(408), answered(429)], ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("row", [0, 1, 3, 4, 6, 11])
 @pytest.mark.parametrize("columns", [False, True])
 def test_no_row_is_lost_or_doubled(waits, error, row, columns):
