@@ -1,6 +1,7 @@
 """A word's uses: planted ones are found, and the figures are those of an independent computation."""
 
 import dataclasses
+import io
 import random
 
 import numpy as np
@@ -70,7 +71,7 @@ def test_planted_uses_are_found_and_the_model_is_left_as_it_was():
     assert sum(sense.occurrences for sense in found.senses) == len(found.occurrences) == found.contexts == 60
     for sense in found.senses:
         topic = MONEY if sense.examples[0].text.split()[0] in MONEY else WATER
-        assert set(sense.companions) == set(topic)
+        assert set(sense.companions[:3]) == set(topic)
         assert all(example.text[example.start : example.end] == "bank" for example in sense.examples)
     assert found.clusters.share > found.clusters.chance_share
     again, _ = few(sentences((MONEY, WATER)))
@@ -85,7 +86,7 @@ def test_one_use_is_one_cluster_and_embeddings_without_positions_are_static():
     assert found.layers[0].share == found.layers[0].mean_share == found.position_share == 0
     assert found.layers[0].self_similarity == pytest.approx(1)
     assert found.layers[1].share > 0
-    draw_senses(found).savefig(__import__("io").BytesIO())
+    draw_senses(found).savefig(io.BytesIO())
     cloud = np.random.default_rng(1).normal(size=(80, 7)) * np.arange(1, 8)
     assert find_clusters(cloud).labels.max() == 0
     assert find_clusters(cloud, 3).labels.max() == 2
@@ -141,8 +142,14 @@ def test_spellings_are_the_tokenizers():
 
 @pytest.mark.parametrize(
     "name",
-    ["BertModel", "GPT2LMHeadModel", "RegardBertForMaskedLM", "RegardDecoderForCausalLM"]
-    + ["RegardTransformerForConditionalGeneration", "RegardRecurrentForConditionalGeneration"],
+    [
+        "BertModel",
+        "GPT2LMHeadModel",
+        "RegardBertForMaskedLM",
+        "RegardDecoderForCausalLM",
+        "RegardTransformerForConditionalGeneration",
+        "RegardRecurrentForConditionalGeneration",
+    ],
 )
 def test_vectors_are_the_means_of_the_pieces(make_model, name):
     model, tokenizer = make_model(name)
