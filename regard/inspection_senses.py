@@ -49,9 +49,9 @@ def senses(
         max_length=max_length,
         seed=seed,
     )
-    draw_senses(found, f"{found.word}: {len(found.occurrences)} contexts, {model}, layer {found.layer}").savefig(
-        output, dpi=110
-    )
+    figure = draw_senses(found, f"{found.word}: {len(found.occurrences)} contexts, {model}, layer {found.layer}")
+    # However wide a font is, nothing is cut.
+    figure.savefig(output, dpi=110, bbox_inches="tight", pad_inches=0.15)
     typer.echo("\n".join(sense_lines(found)))
     typer.echo(f"Drawn in {output}")
 
