@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 # Scripts that put no space between words, with the signs that go with them: Thai to Tibetan, Burmese, Khmer, Chinese
@@ -83,6 +84,7 @@ def is_right_to_left(text: str) -> bool:
     return next((direction for direction in directions if direction in ("L", "R", "AL")), "L") != "L"
 
 
+@lru_cache(maxsize=4096)
 def _kind(character: str) -> str:
     category = unicodedata.category(character)
     if character.isspace():
@@ -97,10 +99,14 @@ def _kind(character: str) -> str:
     return "w" if (character.isalnum() or character == "_") and not _UNSPACED.match(character) else "o"
 
 
+def word_spans(text: str) -> list[tuple[int, int]]:
+    """Where the words of a text begin and end, one after the other; a sign and white space count as words."""
+    return [word.span() for word in _WORD.finditer("".join(map(_kind, text)))]
+
+
 def word_numbers(text: str) -> list[int]:
     """For each character of a text, the number of the word that it is in; white space counts as a word."""
-    kinds = "".join(map(_kind, text))
-    return [number for number, word in enumerate(_WORD.finditer(kinds)) for _ in range(*word.span())]
+    return [number for number, span in enumerate(word_spans(text)) for _ in range(*span)]
 
 
 def encoded_tokens(tokenizer: Any, encoding: Any, texts: Sequence[str]) -> tuple[Token, ...]:

@@ -24,6 +24,7 @@ from .fill import fill_masks
 from .finetuning import finetune
 from .generate import generate_text
 from .inspection_cli import inspect_app
+from .inspection_senses import app as inspection_senses_app
 from .inspection_steps import app as inspection_steps_app
 from .plan import PLANNED, plan_lines, plan_training
 from .push import push as push_run
@@ -50,6 +51,7 @@ app.add_typer(finetune_app, name="finetune")
 plan_app = typer.Typer(help="Plan a training: memory, operations, time.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(plan_app, name="plan")
 inspect_app.add_typer(inspection_steps_app)
+inspect_app.add_typer(inspection_senses_app)
 app.add_typer(inspect_app, name="inspect")
 
 
