@@ -16,8 +16,9 @@ PICKLES = (".bin", ".ckpt", ".dill", ".joblib", ".pickle", ".pkl", ".pt", ".pth"
 # Of a shard, in the folder itself: no separator, and nothing that stands for another folder.
 _SHARD = re.compile(r"\w[\w.-]*\.safetensors")
 # What is read beside the weights and the configuration, if it is there.
-_TOKENIZER = "tokenizer.json"
-_OTHERS = "generation_config.json tokenizer_config.json processor_config.json preprocessor_config.json".split()
+_TOKENIZER, _ADAPTER = "tokenizer.json", "adapter_config.json"
+_OTHERS = """generation_config.json tokenizer_config.json processor_config.json preprocessor_config.json
+special_tokens_map.json added_tokens.json""".split()
 
 
 def check_model_folder(folder: Path, label: str) -> None:
@@ -31,6 +32,11 @@ def check_model_folder(folder: Path, label: str) -> None:
         ValueError: if not, naming the file.
     """
     read_json(folder, CONFIG, label)
+    if (folder / _ADAPTER).exists():
+        raise ValueError(
+            f"{label} is an adapter ({_ADAPTER}) of another model, which may lie anywhere: merge it into that one and "
+            "save the whole"
+        )
     for name in _OTHERS:
         if (folder / name).exists():
             read_json(folder, name, label)
@@ -91,6 +97,8 @@ def read_json(folder: Path, name: str, label: str) -> dict[str, Any]:
         content = json.loads((folder / name).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{label} is no model: it has no {name}") from None
+    except OSError as error:
+        raise ValueError(f"{label} has a {name} that can't be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{label} has a {name} that is not JSON: {error}") from None
     if not isinstance(content, dict):

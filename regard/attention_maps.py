@@ -18,7 +18,8 @@ from transformers import (
 from .configuration.captioner import RegardCaptionerConfig
 from .inspection.attention import attention_map
 from .inspection.maps import AttentionMap
-from .training.run import model_path, naming_the_model
+from .modeling.pretrained import POOLER, load_model, load_part
+from .training.run import model_path, naming_the_model, require_text
 
 FORMATS = (".html", ".png", ".svg")
 
@@ -31,14 +32,14 @@ def load_attentive(model: str | Path) -> tuple[Any, Any]:
     """
     path = model_path(model)
     with naming_the_model("model", model, path):
-        config = AutoConfig.from_pretrained(path)
+        label = f"`model` ({model})"
+        config = load_part(AutoConfig, path, label)
         if isinstance(config, RegardCaptionerConfig):
-            return AutoModelForImageTextToText.from_pretrained(
-                path, use_safetensors=True
-            ).eval(), AutoProcessor.from_pretrained(path)
+            network = load_model(AutoModelForImageTextToText, path, label)
+            return network.eval(), load_part(AutoProcessor, path, label)
         # A target that is not given must be generated.
-        loader: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModel
-        return loader.from_pretrained(path, use_safetensors=True).eval(), AutoTokenizer.from_pretrained(path)
+        loader = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModel
+        return load_model(loader, path, label, POOLER).eval(), load_part(AutoTokenizer, path, label)
 
 
 def draw_attention(
@@ -79,6 +80,8 @@ def draw_attention(
         raise ValueError(f"`output` ({output}) must end with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
     if image is not None and not Path(image).is_file():
         raise ValueError(f"`image` ({image}) must be the file of an image: there is none of that name")
+    for name, given in (("text", text), ("text_pair", text_pair), ("target", target)):
+        require_text(given or "", name)
     network, processor = load_attentive(model)
     source = None if image is None else str(image)
     seen = attention_map(network, processor, text, text_pair=text_pair, target=target, image=source, kind=kind)

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from .training.run import model_path, naming_the_model
+from .modeling.pretrained import load_model, load_part
+from .training.run import model_path, naming_the_model, require_text
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,11 @@ def fill_masks(text: str, model: str | Path = "runs/bert", top: int = 5) -> list
     """
     path = model_path(model)
     with naming_the_model("model", model, path):
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        network = AutoModelForMaskedLM.from_pretrained(path, use_safetensors=True).eval()
+        tokenizer = load_part(AutoTokenizer, path, f"`model` ({model})")
+        network = load_model(AutoModelForMaskedLM, path, f"`model` ({model})").eval()
+    if tokenizer.mask_token_id is None:
+        raise ValueError(f"`model` ({model}) has a tokenizer without a mask token")
+    require_text(text, "text")
     inputs = tokenizer(text, return_tensors="pt")
     masks = inputs["input_ids"][0] == tokenizer.mask_token_id
     if not masks.any():

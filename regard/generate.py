@@ -16,7 +16,8 @@ from transformers import (
     set_seed,
 )
 
-from .training.run import model_path, naming_the_model
+from .modeling.pretrained import load_model, load_part
+from .training.run import model_path, naming_the_model, require_text
 
 # How each family's model and its tokenizer or processor are loaded.
 _LOADERS: dict[str, tuple[Any, Any]] = {
@@ -35,12 +36,12 @@ def load_generator(model: str | Path) -> tuple[Any, Any]:
     """
     path = model_path(model)
     with naming_the_model("model", model, path):
-        model_type = AutoConfig.from_pretrained(path).model_type
+        model_type = load_part(AutoConfig, path, f"`model` ({model})").model_type
         if model_type not in _LOADERS:
             raise ValueError(f"`model` ({model}) is a {model_type!r}, but only {', '.join(_LOADERS)} generate")
         model_loader, processor_loader = _LOADERS[model_type]
-        network = model_loader.from_pretrained(path, use_safetensors=True).eval()
-        return network, processor_loader.from_pretrained(path)
+        network = load_model(model_loader, path, f"`model` ({model})").eval()
+        return network, load_part(processor_loader, path, f"`model` ({model})")
 
 
 @torch.inference_mode()
@@ -122,4 +123,5 @@ def _read_source(prompt: str | Path, processor: Any) -> dict[str, Any]:
 def _read_prompt(prompt: str, tokenizer: Any) -> dict[str, Any]:
     if not prompt.strip():
         raise ValueError("`prompt` is empty: give it a word or more")
+    require_text(prompt, "prompt")
     return tokenizer(prompt, return_tensors="pt")

@@ -17,8 +17,10 @@ from .inspection.heads import HeadDistances, head_distances, plot_head_distances
 from .inspection.shapes import format_trace, trace_shapes
 from .modeling.base import shift_right
 from .modeling.bert import RegardBertModel
+from .modeling.pretrained import POOLER, load_part
+from .modeling.pretrained import load_model as load_weights
 from .registration import FAMILIES
-from .training.run import model_path, naming_the_model
+from .training.run import model_path, naming_the_model, require_text
 from .training.sources import load_documents
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -41,11 +43,10 @@ def load_model(model: str | Path) -> tuple[Any, Any]:
     """
     path = model_path(model)
     with naming_the_model("model", model, path):
-        model_type = AutoConfig.from_pretrained(path).model_type
+        label = f"`model` ({model})"
+        model_type = load_part(AutoConfig, path, label).model_type
         if model_type in ("bert", "regard_bert"):
-            return RegardBertModel.from_pretrained(path, use_safetensors=True).eval(), AutoTokenizer.from_pretrained(
-                path
-            )
+            return load_weights(RegardBertModel, path, label, POOLER).eval(), load_part(AutoTokenizer, path, label)
     families = [config.model_type for config in FAMILIES]
     if model_type not in families:
         raise ValueError(f"`model` ({model}) is a {model_type!r}: it must be one of {', '.join(families)}, or a BERT")
@@ -71,6 +72,7 @@ def read_inputs(
     for name, given in (("text", text), ("target", target)):
         if given is not None and not given.strip():
             raise ValueError(f"`{name}` is empty: give it a word or more")
+        require_text(given or "", name)
     inputs = dict(processor(images=str(image), return_tensors="pt") if image else tokenizer(text, return_tensors="pt"))
     if network.config.is_encoder_decoder:
         if target is None:

@@ -9,6 +9,7 @@ import transformers
 from huggingface_hub import ModelCardData
 from transformers import AutoConfig, PreTrainedConfig
 
+from .modeling.pretrained import load_part
 from .sharing.hub import check_folder, push_folder
 from .training.run import model_path
 
@@ -106,7 +107,7 @@ def plain_card(folder: Path, title: str, bundle: bool) -> str:
         title: of the card.
         bundle: whether the model's code is beside it.
     """
-    config = AutoConfig.from_pretrained(folder)
+    config = load_part(AutoConfig, folder, f"`run` ({folder})")
     ours = config.model_type.startswith("regard_")
     imports = [_auto_class(config)]
     data = ModelCardData(

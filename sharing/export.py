@@ -27,6 +27,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from ..modeling.decoder import RegardDecoderForCausalLM, RegardDecoderModel
 from ..modeling.positions import SinusoidalPositions
+from ..modeling.pretrained import load_model, load_part
 from ..modeling.transformer import RegardTransformerForConditionalGeneration, RegardTransformerModel
 from ..tokenization.generative import save_tokenizer
 
@@ -257,14 +258,7 @@ def _class_name(config: PreTrainedConfig, allowed: dict[str, str]) -> str:
 
 def _load(model_class: type[PreTrainedModel], model: str | Path, **kwargs: Any) -> PreTrainedModel:
     """Loads a checkpoint in its own precision."""
-    # Two things, where the types know of the first alone.
-    answer: Any = model_class.from_pretrained(
-        model, dtype="auto", output_loading_info=True, use_safetensors=True, **kwargs
-    )
-    loaded, report = answer
-    if report["missing_keys"]:
-        # They were drawn at random, which is right only for a model that is going to be trained.
-        raise ValueError(f"`model` ({str(model)!r}) lacks weights, {min(report['missing_keys'])!r} among them")
+    loaded: PreTrainedModel = load_model(model_class, model, f"`model` ({str(model)!r})", dtype="auto", **kwargs)
     return loaded
 
 
@@ -361,14 +355,15 @@ def export_model(model: str | Path, output: str | Path) -> Path:
     output = Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"`output` ({str(output)!r}) must be a folder that is empty or not there yet")
-    config = AutoConfig.from_pretrained(model)
+    label = f"`model` ({str(model)!r})"
+    config = load_part(AutoConfig, model, label)
     model_type = config.model_type
     if model_type in _WITHOUT_COUNTERPART:
         raise ValueError(f"`model` ({str(model)!r}) is a {model_type}, which has no stock architecture: {_OTHERWISE}")
     if model_type != "regard_bert" and model_type not in _ARCHITECTURES:
         exportable = ", ".join(("regard_bert", *_ARCHITECTURES))
         raise ValueError(f"`model` ({str(model)!r}) is a {model_type}, but must be one of {exportable}")
-    tokenizer = AutoTokenizer.from_pretrained(model) if get_tokenizer_config(model) else None
+    tokenizer = load_part(AutoTokenizer, model, label) if get_tokenizer_config(model) else None
     exported = _to_bert(model, config) if model_type == "regard_bert" else _to_stock(model, config)
     exported.save_pretrained(output)
     if tokenizer is None:

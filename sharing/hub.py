@@ -158,7 +158,11 @@ def check_folder(folder: Path) -> str:
 
 
 def _is_ours(model_type: Any) -> bool:
-    return model_type in CONFIG_MAPPING and CONFIG_MAPPING[model_type].__module__.startswith(f"{_PACKAGE}.")
+    return (
+        isinstance(model_type, str)
+        and model_type in CONFIG_MAPPING
+        and CONFIG_MAPPING[model_type].__module__.startswith(f"{_PACKAGE}.")
+    )
 
 
 def _files(folder: Path) -> list[str]:

@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from ..configuration.bert import RegardBertConfig
 from ..modeling.bert_pretraining import RegardBertForMaskedLM, RegardBertForPreTraining
+from ..modeling.pretrained import load_model
 from ..tokenization.wordpiece import check_vocabulary, train_wordpiece
 from .bert_data import BertCollator, BertExamples, Epoch
 from .corpus import FlatColumn, count_tokens, log_frequencies, tokenize_documents
@@ -231,7 +232,7 @@ class BertFamily(Family[BertSettings]):
 
     def load_model(self, settings: BertSettings, path: str) -> PreTrainedModel:
         """See `Family`."""
-        return self._model_class(settings).from_pretrained(path, use_safetensors=True)
+        return load_model(self._model_class(settings), path, f"`model` ({path})")
 
     def settings_of(self, config: PreTrainedConfig) -> dict[str, Any]:
         """See `Family`."""

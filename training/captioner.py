@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoProcessor, PreTrainedConfig, PreTrained
 from ..configuration.captioner import DECODER_TYPES, RegardCaptionerConfig
 from ..configuration.recurrent import ALIGNMENT_NAMES, RNN_TYPES
 from ..modeling.captioner import RegardCaptionerForConditionalGeneration
+from ..modeling.pretrained import load_model, load_part
 from ..tokenization.processor import RegardCaptionerProcessor, make_captioner_processor
 from ..tokenization.wordpiece import check_vocabulary
 from ..tokenization.words import train_words
@@ -245,7 +246,9 @@ class CaptionerFamily(Family[CaptionerSettings]):
         }
         if settings.backbone is not None:
             with naming_the_model("backbone", settings.backbone, settings.backbone):
-                fields["backbone_config"] = AutoConfig.from_pretrained(settings.backbone)
+                fields["backbone_config"] = load_part(
+                    AutoConfig, settings.backbone, f"`backbone` ({settings.backbone})"
+                )
         config = RegardCaptionerConfig(**{**fields, **settings.config})
         settings.require_positions(config.max_position_embeddings)
         return config
@@ -269,7 +272,7 @@ class CaptionerFamily(Family[CaptionerSettings]):
 
     def load_model(self, settings: CaptionerSettings, path: str) -> PreTrainedModel:
         """See `Family`."""
-        return RegardCaptionerForConditionalGeneration.from_pretrained(path, use_safetensors=True)
+        return load_model(RegardCaptionerForConditionalGeneration, path, f"`model` ({path})")
 
     def load_data(self, settings: CaptionerSettings) -> tuple[Dataset, Dataset]:
         """See `Family`."""
@@ -277,7 +280,7 @@ class CaptionerFamily(Family[CaptionerSettings]):
 
     def load_processor(self, path: str | Path) -> RegardCaptionerProcessor:
         """See `Family`."""
-        return AutoProcessor.from_pretrained(path)
+        return load_part(AutoProcessor, path, f"`model` ({path})")
 
     def make_processor(self, settings: CaptionerSettings, rows: Dataset) -> RegardCaptionerProcessor:
         """See `Family`."""
@@ -333,13 +336,7 @@ class CaptionerFamily(Family[CaptionerSettings]):
 
 def _load_backbone_weights(name: str, backbone_class: Any) -> dict[str, Tensor]:
     # By its class: `AutoBackbone` asks the Hub, whatever it is to load.
-    backbone, told = backbone_class.from_pretrained(name, output_loading_info=True, use_safetensors=True)
-    if told["missing_keys"]:
-        missing = sorted(told["missing_keys"])
-        raise ValueError(
-            f"`backbone` ({name}) lacks {len(missing)} of the weights that it needs, such as {missing[0]}"
-        )
-    return backbone.state_dict()
+    return load_model(backbone_class, name, f"`backbone` ({name})").state_dict()
 
 
 CAPTIONER = CaptionerFamily()

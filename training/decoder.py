@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from ..configuration.decoder import RegardDecoderConfig
 from ..modeling.decoder import RegardDecoderForCausalLM
+from ..modeling.pretrained import load_model
 from ..tokenization.byte_level import train_byte_level
 from ..tokenization.wordpiece import check_vocabulary
 from .blocks import BlockCollator, BlockEpoch, BlockExamples
@@ -140,7 +141,7 @@ class DecoderFamily(Family[DecoderSettings]):
 
     def load_model(self, settings: DecoderSettings, path: str) -> PreTrainedModel:
         """See `Family`."""
-        return RegardDecoderForCausalLM.from_pretrained(path, use_safetensors=True)
+        return load_model(RegardDecoderForCausalLM, path, f"`model` ({path})")
 
     def settings_of(self, config: PreTrainedConfig) -> dict[str, Any]:
         """See `Family`."""

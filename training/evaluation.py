@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import AutoConfig
 
+from ..modeling.pretrained import load_part
 from .bad_records import skipped_records
 from .families import TRAINABLE
 from .family import add_tried
@@ -40,7 +41,7 @@ def evaluate_model(
         kind = f"regard_{values.pop('family', None)}"
     else:
         with naming_the_model("model", model, path):
-            config = AutoConfig.from_pretrained(path)
+            config = load_part(AutoConfig, path, f"`model` ({model})")
         kind = config.model_type
     name = kind.removeprefix("regard_")
     if kind == name or name not in TRAINABLE:

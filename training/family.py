@@ -16,6 +16,7 @@ from accelerate.utils import broadcast_object_list, set_seed
 from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
+from ..modeling.pretrained import load_part
 from ..tokenization.generative import save_tokenizer
 from .bad_records import skipped_records
 from .checkpoints import latest_step
@@ -86,7 +87,7 @@ class Family(ABC, Generic[Settings]):
 
     def load_processor(self, path: str | Path) -> Any:
         """Loads a tokenizer or processor, from a folder or the Hub."""
-        return AutoTokenizer.from_pretrained(path)
+        return load_part(AutoTokenizer, path, f"`model` ({path})")
 
     @abstractmethod
     def make_task(

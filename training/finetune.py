@@ -52,6 +52,7 @@ from transformers import (
 )
 from transformers.integrations import TensorBoardCallback
 
+from ..modeling.pretrained import POOLER, load_model_and_drawn, load_part, require_weights
 from ..tokenization.generative import save_tokenizer
 from .answers import QuestionAnswering
 from .finetune_base import ERRORS, FinetuneTask
@@ -298,7 +299,7 @@ def _callbacks(settings: FinetuneSettings, folder: Path) -> list[Any]:
 
 def _load(auto_class: Any, model: str, path: str, **options: Any) -> Any:
     with naming_the_model("model", model, path):
-        return auto_class.from_pretrained(path, **options)
+        return load_part(auto_class, path, f"`model` ({model})", **options)
 
 
 def _load_tokenizer(model: str, path: str) -> PreTrainedTokenizerFast:
@@ -327,28 +328,28 @@ def _max_length(settings: FinetuneSettings, tokenizer: PreTrainedTokenizerFast, 
 
 
 def _load_model(settings: FinetuneSettings, task: FinetuneTask, path: str) -> Any:
+    label = f"`model` ({settings.model})"
     try:
-        model, loaded = _load(
-            getattr(transformers, task.auto_class),
-            settings.model,
-            path,
-            # Weights of a layer for other labels are not these labels'.
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            use_safetensors=True,
-            # In the precision of the checkpoint, small steps would be lost.
-            dtype=torch.float32,
-            **task.config_fields(),
-        )
+        with naming_the_model("model", settings.model, path):
+            model, new = load_model_and_drawn(
+                getattr(transformers, task.auto_class),
+                path,
+                label,
+                # In the precision of the checkpoint, small steps would be lost.
+                dtype=torch.float32,
+                **task.config_fields(),
+            )
     except ValueError as error:
         if "Unrecognized configuration class" not in str(error):
             raise
-        kind = AutoConfig.from_pretrained(path).model_type
+        kind = load_part(AutoConfig, path, label).model_type
         raise ValueError(
             f"`model` ({settings.model}) is a {kind!r}, for which there is no {task.auto_class}"
         ) from None
+    # Weights of a layer for other labels are not these labels'.
+    own = f"{model.base_model_prefix}."
+    require_weights((name for name in new if name.startswith(own) and not POOLER.search(name)), label)
     if settings.lora:
-        new = {*loaded["missing_keys"], *(key for key, *_ in loaded["mismatched_keys"])}
         return _with_adapter(settings, model, {name.rpartition(".")[0] for name in new})
     return model
 

@@ -167,6 +167,16 @@ def model_path(model: str | Path) -> str:
     return str(folder)
 
 
+def require_text(text: str, argument: str) -> None:
+    """Refuses what no tokenizer takes for a text.
+
+    Raises:
+        ValueError: if it holds half a surrogate pair, as an argument that is not UTF-8 does.
+    """
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError(f"`{argument}` ({text!r}) is no text: it holds bytes that are not UTF-8")
+
+
 @contextmanager
 def naming_the_model(argument: str, model: str | Path, path: str) -> Iterator[None]:
     """Says in one line that there is no such model, where transformers says what it tried.

@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from ..configuration.recurrent import ALIGNMENT_NAMES, RNN_TYPES, RegardRecurrentConfig
 from ..configuration.transformer import RegardTransformerConfig
+from ..modeling.pretrained import load_model
 from ..modeling.recurrent import RegardRecurrentForConditionalGeneration
 from ..modeling.transformer import RegardTransformerForConditionalGeneration
 from ..tokenization.byte_level import train_byte_level
@@ -143,7 +144,7 @@ class PairFamily(Family[Settings]):
 
     def load_model(self, settings: Any, path: str) -> PreTrainedModel:
         """See `Family`."""
-        return self.model_class.from_pretrained(path, use_safetensors=True)
+        return load_model(self.model_class, path, f"`model` ({path})")
 
     def load_data(self, settings: Any) -> tuple[Dataset, Dataset]:
         """See `Family`."""

@@ -6,6 +6,9 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from ..modeling.pretrained import load_part
+from .run import naming_the_model
+
 
 def load_tokenizer(name: str, limit: int, needed: tuple[str, ...]) -> PreTrainedTokenizerFast:
     """Loads a tokenizer that the user names.
@@ -13,7 +16,9 @@ def load_tokenizer(name: str, limit: int, needed: tuple[str, ...]) -> PreTrained
     Raises:
         ValueError: if it is none of the `tokenizers` library, or lacks a special token that is needed.
     """
-    tokenizer = AutoTokenizer.from_pretrained(name, model_max_length=limit)
+    label = f"`tokenizer` ({name})"
+    with naming_the_model("tokenizer", name, name):
+        tokenizer = load_part(AutoTokenizer, name, label, model_max_length=limit)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ValueError(f"`tokenizer` ({name}) is none of the `tokenizers` library, which is needed")
     for token in needed:

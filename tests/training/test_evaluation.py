@@ -159,7 +159,7 @@ def test_a_model_by_itself_needs_data(run):
 def test_a_model_of_another_family(model_type, tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text("{}")
     found = SimpleNamespace(model_type=model_type)
-    monkeypatch.setattr(evaluation.AutoConfig, "from_pretrained", lambda path: found)
+    monkeypatch.setattr(evaluation.AutoConfig, "from_pretrained", lambda path, **options: found)
     refused(f"`model` ({tmp_path}) is a {model_type!r}, none of bert, ", tmp_path, "dates")
 
 

@@ -1,0 +1,149 @@
+"""Loading what others may have made: it is whole and runs no code of its own, or is refused in one line.
+
+transformers trusts the files that it loads. It draws weights that are missing, takes an empty tokenizer for one, asks
+whether to run code, and lets errors of every kind through where a file holds something else than it should.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import PreTrainedTokenizerBase
+
+# A pooler is no part of a model that predicts tokens, and what is read from the others needs none.
+POOLER = re.compile(r"(^|\.)pooler\.")
+_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+_LENGTHS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens")
+
+
+def load_part(auto_class: Any, path: str | Path, label: str, **options: Any) -> Any:
+    """Loads a configuration, a tokenizer or a processor.
+
+    Args:
+        auto_class: with `from_pretrained`.
+        path: a folder, or an id on the Hub.
+        label: what errors call it.
+        options: of `from_pretrained`.
+
+    Raises:
+        ValueError: if it can't be loaded, needs code of its own, or is a tokenizer without a vocabulary.
+        OSError: if it is not there.
+    """
+    with _plain_errors(label):
+        part = auto_class.from_pretrained(path, trust_remote_code=False, **options)
+    tokenizer = getattr(part, "tokenizer", part)
+    if isinstance(tokenizer, PreTrainedTokenizerBase):
+        _check_tokenizer(tokenizer, label)
+    return part
+
+
+def load_model(
+    model_class: Any, path: str | Path, label: str, may_lack: re.Pattern[str] | None = None, **options: Any
+) -> Any:
+    """Loads a model from safetensors, with all of its weights; see `load_model_and_drawn`.
+
+    Args:
+        model_class: with `from_pretrained`; an Auto class or one of a model.
+        path: a folder, or an id on the Hub.
+        label: what errors call it.
+        may_lack: matches names of weights that may be missing, or of another shape, and are then drawn.
+        options: of `from_pretrained`.
+
+    Raises:
+        ValueError: if it lacks weights.
+    """
+    model, drawn = load_model_and_drawn(model_class, path, label, **options)
+    require_weights((name for name in drawn if not (may_lack and may_lack.search(name))), label)
+    return model
+
+
+def load_model_and_drawn(model_class: Any, path: str | Path, label: str, **options: Any) -> tuple[Any, set[str]]:
+    """Loads a model from safetensors.
+
+    Args:
+        model_class: see `load_model`, as for the others.
+        path: see there.
+        label: see there.
+        options: see there.
+
+    Returns:
+        The model, and the names of its weights that were missing or of another shape, and were drawn.
+
+    Raises:
+        ValueError: if it can't be loaded, needs code of its own, or has weights that are not finite.
+        OSError: if it is not there.
+    """
+    with _plain_errors(label):
+        model, told = model_class.from_pretrained(
+            path,
+            trust_remote_code=False,
+            use_safetensors=True,
+            # They are told of here, by their names.
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **options,
+        )
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ValueError(f"{label} is an adapter of another model: merge it into that one and save the whole")
+    for name, parameter in model.named_parameters():
+        if not bool(parameter.isfinite().all()):
+            raise ValueError(f"{label} has weights that are not finite: {name!r}")
+    if model.can_generate():
+        _check_generation(model.generation_config, label)
+    return model, {*told["missing_keys"], *(name for name, *_ in told["mismatched_keys"])}
+
+
+def require_weights(drawn: Iterable[str], label: str) -> None:
+    """Refuses a model some of whose weights had to be drawn.
+
+    Raises:
+        ValueError: naming one of them.
+    """
+    names = sorted(drawn)
+    if names:
+        raise ValueError(
+            f"{label} lacks {len(names)} of the weights that it needs, such as {names[0]}, or has them in another "
+            "shape"
+        )
+
+
+@contextmanager
+def _plain_errors(label: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, StrictDataclassError, SafetensorError):
+        raise
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(
+            f"{label} needs custom code, which is not run here: if you trust it, load it in Python with "
+            "`trust_remote_code=True`"
+        ) from None
+    except Exception as error:  # of any kind, where a file holds something else than is taken for granted
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"{label} can't be loaded: {reason}") from error
+
+
+def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, label: str) -> None:
+    if tokenizer.get_vocab().keys() <= set(tokenizer.all_special_tokens):
+        raise ValueError(f"{label} has no tokenizer, or one without a vocabulary")
+    limit = tokenizer.model_max_length
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or math.isnan(limit) or limit < 1:
+        raise ValueError(f"{label} has a tokenizer whose `model_max_length` ({limit!r}) is not a number from 1 on")
+
+
+def _check_generation(config: Any, label: str) -> None:
+    for name in (*_TOKEN_IDS, *_LENGTHS):
+        value = getattr(config, name, None)
+        numbers = value if name == "eos_token_id" and isinstance(value, list) else [value]
+        for number in numbers:
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 0):
+                raise ValueError(f"{label} has a generation configuration with `{name}` {value!r}, no whole number")
