@@ -146,7 +146,7 @@ def studied(
     if len(found.places) < 2:
         raise ValueError(
             f"{name} ({printable(str(example))[:40]!r}) has too few tokens: there must be two or more that can be "
-            "erased, special ones not counted"
+            "erased, special and masked ones not counted"
         )
     predicted = int(found.distribution(found.values)[0].argmax())
     return Prediction(**{**vars(found), "predicted": predicted})
@@ -262,7 +262,8 @@ def _begun_target(
     special = special_ids(getattr(tokenizer, "tokenizer", tokenizer))
     words = [place for place, token in enumerate(labels[0].tolist()) if token not in special]
     if not words:
-        raise ValueError(f"{name} has a target without tokens: {target!r}" if target else f"of {name} nothing is told")
+        written = "the model writes none" if target is None else repr(target)
+        raise ValueError(f"{name} has a target without tokens: {written}")
     owners = (model.config, model.generation_config)
     starts = [getattr(owner, "decoder_start_token_id", None) for owner in owners]
     start = next((each for each in starts if each is not None), None)
@@ -276,10 +277,9 @@ def _of_image(model: Any, processor: Any, example: Example, name: str, rng: np.r
     if not hasattr(processor, "image_processor"):
         raise ValueError(f"`processor` is a {type(processor).__name__}: a captioner needs its processor")
     image, caption = example if isinstance(example, tuple) else (example, None)
-    try:
-        pixels = processor(images=image, return_tensors="pt")["pixel_values"].to(model.device)
-    except TypeError as error:
-        raise ValueError(f"{name}: {error}") from error
+    if not isinstance(image, ImageSource):
+        raise ValueError(f"{name} is a {type(image).__name__}: a {type(model).__name__} looks at an image")
+    pixels = processor(images=image, return_tensors="pt")["pixel_values"].to(model.device)
     height, width = pixels.shape[-2:]
     grid = model.feature_grid(height, width)
     arguments = _begun_target(model, processor, {"pixel_values": pixels}, caption, name, rng, max_tokens=64)

@@ -179,9 +179,10 @@ def draw(
         low, high = np.quantile(_resampled_means(curves[name], seed), (0.025, 0.975), axis=0)
         left.plot(shares, curves[name].mean(axis=0), style, color=colour, label=label, marker="o", markersize=3)
         left.fill_between(shares, low, high, color=colour, alpha=0.15, linewidth=0)
-    left.set(xlabel="inputs dropped (%)", ylabel="probability of the prediction", xlim=(0, 100), ylim=(0, None))
+    left.set(xlabel="inputs dropped (%)", ylabel="probability of the prediction", xlim=(-2, 102), ylim=(0, None))
     left.set_title("Erasure", fontsize=10)
-    left.legend(fontsize=8, frameon=False)
+    # Below, where no curve runs into it.
+    figure.legend(loc="outside lower left", ncols=len(_ORDERS), fontsize=9, frameon=False)
     rng = np.random.default_rng(seed)
     _draw_points(middle, _TAUS, measures, estimates, rng)
     middle.axhline(0, color="0.7", linewidth=0.8, zorder=0)

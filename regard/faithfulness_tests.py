@@ -45,6 +45,7 @@ def load_predicting(model: str | Path) -> tuple[Any, Any]:
     path = model_path(model)
     with naming_the_model("model", model, path):
         config = AutoConfig.from_pretrained(path)
+        loader: Any = AutoModelForCausalLM
         processor: Any = AutoTokenizer
         if isinstance(config, RegardCaptionerConfig):
             loader, processor = AutoModelForImageTextToText, AutoProcessor
@@ -54,8 +55,6 @@ def load_predicting(model: str | Path) -> tuple[Any, Any]:
             loader = AutoModelForSequenceClassification
         elif _ends(config, "ForMaskedLM", "ForPreTraining", "BertModel"):
             loader = AutoModelForMaskedLM
-        else:
-            loader = AutoModelForCausalLM
         network: Any = loader.from_pretrained(path, use_safetensors=True)
         return network.eval(), processor.from_pretrained(path)
 
@@ -104,13 +103,14 @@ def _family_like(network: Any) -> str:
 
 def _as_examples(rows: Dataset, processor: Any, seed: int) -> Iterator[Example]:
     """The rows in a random order, of texts those that are long enough."""
-    columns = [name for name in ("image", "source", "text", "target") if name in rows.column_names]
+    pairs = (("image", "text"), ("source", "target"))
+    columns = next((pair for pair in pairs if set(pair) <= set(rows.column_names)), None)
     for number in np.random.default_rng(seed).permutation(len(rows)).tolist():
         row = rows[number]
-        if len(columns) == 2:
+        if columns is not None:
             yield row[columns[0]], row[columns[1]]
             continue
-        text = row[columns[0]]
+        text = row["text"]
         ids = processor(text, truncation=True, max_length=4 * LEAST_TOKENS)["input_ids"]
         if sum(token not in special_ids(processor) for token in ids) >= LEAST_TOKENS:
             yield text
@@ -166,7 +166,7 @@ def inspect_faithfulness(
         max_tokens=max_tokens,
         seed=seed,
         title=str(model),
-        progress=lambda given: tqdm(given, desc="examples", leave=False),
+        progress=lambda given: tqdm(given, desc="examples", leave=False, delay=1),
     )
     found.figure().savefig(file, dpi=110)
     return found
