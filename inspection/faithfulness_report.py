@@ -132,16 +132,17 @@ def _verdict(estimates: Mapping[str, Estimate]) -> list[str]:
     reasons = reasons_against(estimates)
     gain, moved = estimates["comprehensiveness_gain"], estimates["layer_distance"]
     own, ceiling = estimates["tau_attention_leave_one_out"], estimates["tau_leave_one_out_gradients"]
+    best = estimates["comprehensiveness_leave_one_out"].mean - estimates["comprehensiveness_random"].mean
+    compared = f"by {gain.mean:.3f} more than dropping random ones (the leave-one-out order does by {best:.3f})"
     lines = []
     if reasons:
         lines.append(f"Verdict: not a causal explanation: {', and '.join(reasons)}.")
         if gain.low > 0:
-            lines.append(f"The most attended inputs do matter more than random ones, by {gain.mean:.3f}.")
+            lines.append(f"Dropping the most attended inputs does lower the probability, {compared}.")
     else:
         lines.append(
-            f"Verdict: attention points at inputs that matter: dropping the most attended lowers the probability by "
-            f"{gain.mean:.3f} more than dropping random ones, and shuffling the weights moves {moved.mean:.0%} of the "
-            "output's distribution."
+            "Verdict: attention points at inputs that matter: dropping the most attended lowers the probability "
+            f"{compared}, and shuffling the weights moves {moved.mean:.0%} of the output's distribution."
         )
         lines.append(
             "It is no proof that they are the reason: other weights may give the same output, erased inputs are none "

@@ -46,9 +46,9 @@ def load_predicting(model: str | Path) -> tuple[Any, Any]:
     with naming_the_model("model", model, path):
         config = AutoConfig.from_pretrained(path)
         loader: Any = AutoModelForCausalLM
-        processor: Any = AutoTokenizer
+        processor_loader: Any = AutoTokenizer
         if isinstance(config, RegardCaptionerConfig):
-            loader, processor = AutoModelForImageTextToText, AutoProcessor
+            loader, processor_loader = AutoModelForImageTextToText, AutoProcessor
         elif config.is_encoder_decoder:
             loader = AutoModelForSeq2SeqLM
         elif _ends(config, "ForSequenceClassification"):
@@ -56,7 +56,7 @@ def load_predicting(model: str | Path) -> tuple[Any, Any]:
         elif _ends(config, "ForMaskedLM", "ForPreTraining", "BertModel"):
             loader = AutoModelForMaskedLM
         network: Any = loader.from_pretrained(path, use_safetensors=True)
-        return network.eval(), processor.from_pretrained(path)
+        return network.eval(), processor_loader.from_pretrained(path)
 
 
 def _ends(config: Any, *endings: str) -> bool:

@@ -109,6 +109,7 @@ def test_a_better_order_is_more_comprehensive_and_sufficient(found):
         assert of["comprehensiveness_leave_one_out"] > of["comprehensiveness_random"] > of["comprehensiveness_least"]
         assert of["sufficiency_leave_one_out"] < of["sufficiency_random"] < of["sufficiency_least"]
         assert of["completeness_error"] < 1e-3
+        assert min(of["comprehensiveness_gain"], of["sufficiency_gain"]) > 0.5
         curves = example.curves
         assert {name: float(curve[0]) for name, curve in curves.items()} == {
             name: pytest.approx(example.probability) for name in curves
@@ -241,6 +242,8 @@ def test_the_seed_alone_decides_and_examples_do_not_depend_on_each_other(make_mo
     again = faithfulness(model, tokenizer, ["of hashes of", "the bank of the river", TEXT])
     for one, same in zip(first.examples[1:], again.examples[1:], strict=True):
         assert one.measures == same.measures
+    # Each example has draws of its own, here of the masked token.
+    assert len({example.inputs for example in faithfulness(model, tokenizer, [TEXT] * 6).examples}) > 1
     other = faithfulness(model, tokenizer, [TEXT, "the bank of the river", TEXT], seed=1)
     assert other.examples[2].measures != first.examples[2].measures
 
