@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from .attention_maps import draw_attention
+from .faithfulness_tests import inspect_faithfulness
 
 inspect_app = typer.Typer(help="Look inside a model.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -47,3 +48,25 @@ def attention(
         f"Wrote {output} ({size:,.0f} kB): {seen.kind} attention, {seen.layers} layer(s) of {seen.heads} head(s), "
         f"{len(seen.queries)} queries, {len(seen.keys)} keys"
     )
+
+
+@inspect_app.command(short_help="Test whether attention explains predictions.")
+def faithfulness(
+    model: Annotated[str, typer.Argument(help="Folder of a run or a model, or a Hub id.")],
+    data: Annotated[
+        str | None, typer.Option(help="Source to test on, as for `train`; else what the run held out.")
+    ] = None,
+    examples: Annotated[int, typer.Option(help="How many are drawn of it.")] = 50,
+    layer: Annotated[int, typer.Option(help="Layer to test, from 0; -1 is the last.")] = -1,
+    head: Annotated[str, typer.Option(help="Head to test, from 0; or mean or max, over all heads.")] = "mean",
+    max_tokens: Annotated[int, typer.Option(help="Longer texts are cut after so many tokens.")] = 64,
+    seed: Annotated[int, typer.Option(help="Of all draws.")] = 0,
+    output: Annotated[Path, typer.Option(help="File of the picture.")] = Path("faithfulness.png"),
+) -> None:
+    """Test whether attention explains predictions: by erasing inputs, by gradients, and by shuffled weights."""
+    number = int(head) if head.removeprefix("-").isdecimal() else head
+    found = inspect_faithfulness(
+        model, output, data=data, examples=examples, layer=layer, head=number, max_tokens=max_tokens, seed=seed
+    )
+    typer.echo(found.summary())
+    typer.echo(f"Drawn in {output}")
