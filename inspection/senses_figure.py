@@ -92,9 +92,11 @@ def _draw_clouds(axes: Axes, found: WordSenses) -> None:
         )
     axes.legend(fontsize=FONT_SIZE - 1)
     axes.tick_params(labelsize=FONT_SIZE - 1)
-    for axis, setter in enumerate((axes.set_xlabel, axes.set_ylabel)):
-        share = shares[axis] if len(shares) > axis else 0.0
-        setter(f"axis {axis + 1} ({share:.0%} of the variance)", fontsize=FONT_SIZE)
+    names = [
+        f"axis {axis + 1} ({shares[axis] if len(shares) > axis else 0.0:.0%} of the variance)" for axis in range(2)
+    ]
+    axes.set_xlabel(names[0], fontsize=FONT_SIZE)
+    axes.set_ylabel(names[1], fontsize=FONT_SIZE)
 
 
 def _draw_examples(axes: Axes, found: WordSenses, inches: float) -> None:

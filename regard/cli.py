@@ -6,6 +6,7 @@ import inspect
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Container
 from dataclasses import MISSING, fields
 from functools import partial
@@ -35,7 +36,7 @@ from .training.families import TRAINABLE
 from .training.finetune import TASKS, FinetuneSettings
 from .training.finetune_base import is_of_some_tasks
 from .training.run import model_path
-from .training.settings import DURATIONS, YAML_ERRORS, field_types, read_yaml
+from .training.settings import DURATIONS, YAML_ERRORS, field_types, read_yaml, require_small
 
 app = typer.Typer(
     help="Attention models for the Hugging Face ecosystem: train, try and share them.",
@@ -105,9 +106,11 @@ def _parse_field(text: str, option: str = "config", example: str = "hidden_size=
     if not separator:
         raise ValueError(f"`{option}` ({text!r}) must be NAME=VALUE, such as {example}")
     try:
-        return name, yaml.safe_load(value)
+        parsed = yaml.safe_load(value)
     except YAML_ERRORS:
         raise ValueError(f"`{option}` ({text!r}) has a value that is not YAML") from None
+    require_small(parsed, f"`{option}`")
+    return name, parsed
 
 
 def settings_options(settings_class: type, names: Container[str] | None = None) -> list[inspect.Parameter]:
@@ -360,10 +363,20 @@ def push(
     typer.echo(address)
 
 
+def without_secrets(text: str) -> str:
+    """Takes out the token of the Hub, and of addresses the user's name with the password and what is signed."""
+    text = re.sub(r"(\w+://)[^\s/@'\"]+@", r"\1***@", text)
+    text = re.sub(r"(\w+://[^\s?'\"]*\?)[^\s'\")]+", r"\1***", text)
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        if token := os.environ.get(name, "").strip():
+            text = text.replace(token, "***")
+    return text
+
+
 def main() -> None:
     """Runs the command line. A user's mistake, or what ends a run, is told in one line, with exit code 2."""
     try:
         app()
     except (ValueError, OSError, FloatingPointError, StrictDataclassError, SafetensorError) as error:
-        typer.echo(f"regard: {' '.join(str(error).split())}", err=True)
+        typer.echo(f"regard: {without_secrets(' '.join(str(error).split()))}", err=True)
         raise SystemExit(2) from None

@@ -13,7 +13,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils.other import load
 from huggingface_hub.utils.sha import sha_fileobj
+from safetensors import SafetensorError
 
+from ..modeling.model_folder import read_json
 from .files import OLD, PARTIAL, attempt, delete_leftovers, not_written, rename_in, set_aside
 
 logger = logging.getLogger("regard.training")
@@ -50,7 +52,7 @@ class Progress:
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, oldest first."""
     found = [path for path in folder.glob(f"{_PREFIX}*") if (path / _STATE_FILE).is_file()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix(_PREFIX)))
+    return sorted((path for path in found if path.name.removeprefix(_PREFIX).isdecimal()), key=_number)
 
 
 def latest_step(folder: Path) -> int:
@@ -77,7 +79,7 @@ def _checksums(checkpoint: Path) -> dict[str, str]:
 def is_whole(checkpoint: Path) -> bool:
     """Whether the files of a checkpoint are as they were saved; what is not is logged."""
     try:
-        expected = json.loads((checkpoint / _CHECKSUM_FILE).read_text(encoding="utf-8"))
+        expected = read_json(checkpoint, _CHECKSUM_FILE, str(checkpoint))
     except (OSError, ValueError):
         expected = {_CHECKSUM_FILE: ""}
     found = _checksums(checkpoint)
@@ -178,7 +180,7 @@ def _finish(partial: Path, final: Path, progress: Progress) -> None:
 
 def _best_step(checkpoint: Path) -> int | None:
     try:
-        return json.loads((checkpoint / _STATE_FILE).read_text(encoding="utf-8")).get("best_step")
+        return _read_progress(checkpoint).best_step
     except ValueError:
         # A damaged one knows none.
         return None
@@ -208,9 +210,20 @@ def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> Progress:
             # Accelerate passes over what it can't read.
             load(checkpoint / f"random_states_{accelerator.process_index}.pkl", weights_only=True)
         accelerator.load_state(str(checkpoint), load_kwargs={"weights_only": True})
-    except UnpicklingError:
+    except (UnpicklingError, EOFError):
         raise ValueError(f"the checkpoint {checkpoint} may run code when it is loaded, and is not") from None
-    except RuntimeError as error:
+    except (RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"the checkpoint {checkpoint} does not fit the model: {reason}") from None
-    return Progress(**json.loads((checkpoint / _STATE_FILE).read_text(encoding="utf-8")))
+    return _read_progress(checkpoint)
+
+
+def _read_progress(checkpoint: Path) -> Progress:
+    values = read_json(checkpoint, _STATE_FILE, f"the checkpoint {checkpoint}")
+    usual = asdict(Progress(best_step=0, best_loss=0.0))
+    for name, value in values.items():
+        kinds = (int,) if isinstance(usual.get(name), int) else (int, float)
+        fits = isinstance(value, kinds) and not isinstance(value, bool) and (value >= 0 or name == "best_loss")
+        if name not in usual or not (fits or (value is None and name in ("best_step", "best_loss"))):
+            raise ValueError(f"the checkpoint {checkpoint} has a {_STATE_FILE} with {name!r}: {value!r}")
+    return Progress(**values)

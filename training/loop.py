@@ -422,8 +422,11 @@ class Loop:
     def _keep_history_to(self, step: int) -> None:
         """Drops what was recorded after the checkpoint that the run goes on from, and a line that was torn."""
         kept = []
-        for line in self.history.read_text(encoding="utf-8").splitlines() if self.history.exists() else []:
-            with contextlib.suppress(ValueError):
+        for line in (
+            self.history.read_text(encoding="utf-8", errors="replace").splitlines() if self.history.exists() else []
+        ):
+            # Whatever else stands there is no record.
+            with contextlib.suppress(ValueError, TypeError, LookupError, RecursionError):
                 if json.loads(line)["step"] <= step:
                     kept.append(line)
         with writing(HISTORY_FILE, self.history.parent):

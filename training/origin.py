@@ -12,6 +12,7 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedConfig
 
+from ..modeling.model_folder import read_json
 from .files import write_text
 
 ORIGIN_FILE = "origin.json"
@@ -92,11 +93,11 @@ def changes(begun: dict[str, Any], now: dict[str, Any]) -> list[str]:
     found = []
     for part, rows in now["data"].items():
         before = begun["data"][part]
-        if rows["rows"] != before["rows"]:
-            found.append(f"the {part} data had {before['rows']:,} rows, not {rows['rows']:,}")
+        if rows["rows"] != before.get("rows"):
+            found.append(f"the {part} data had {_number(before.get('rows'))} rows, not {rows['rows']:,}")
         elif rows != before:
             found.append(f"the {part} data has the same number of rows ({rows['rows']:,}), but others")
-    if now["tokenizer"] != begun["tokenizer"]:
+    if now["tokenizer"] != begun.get("tokenizer"):
         found.append("the tokenizer in the folder has been changed")
     found += [
         f"the model's `{name}` was {begun['model'].get(name)!r}, not {now['model'].get(name)!r}"
@@ -118,7 +119,21 @@ def version_changes(begun: dict[str, Any], now: dict[str, Any]) -> list[str]:
 def load_origin(folder: Path) -> dict[str, Any] | None:
     """What the run in a folder began with; None if it does not say."""
     file = folder / ORIGIN_FILE
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    if not file.exists():
+        return None
+    origin = read_json(folder, ORIGIN_FILE, f"the run in {folder}")
+    parts = [*(origin.get(name) for name in ("data", "model", "versions")), *_values(origin.get("data"))]
+    if not all(isinstance(part, dict) for part in parts) or origin["data"].keys() != {"training", "held-out"}:
+        raise ValueError(f"the run in {folder} has an {ORIGIN_FILE} that does not tell what it began with")
+    return origin
+
+
+def _number(rows: Any) -> str:
+    return f"{rows:,}" if isinstance(rows, int) else repr(rows)
+
+
+def _values(part: Any) -> list[Any]:
+    return list(part.values()) if isinstance(part, dict) else []
 
 
 def save_origin(folder: Path, origin: dict[str, Any]) -> None:

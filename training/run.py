@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from ..modeling.model_folder import check_model_folder
+from ..modeling.model_folder import check_model_folder, read_json
 from .files import PARTIAL, WRITE_ERRORS, not_written, write_text
 from .settings import make_settings, read_yaml, to_dict
 
@@ -126,8 +126,10 @@ def load_results(folder: Path) -> dict[str, Any] | None:
     file = folder / RESULTS_FILE
     if not file.exists():
         return None
-    results = json.loads(file.read_text(encoding="utf-8"))
+    results = read_json(folder, RESULTS_FILE, f"the run in {folder}")
     metrics = results.get("metrics", {})
+    if not isinstance(metrics, dict):
+        raise ValueError(f"the run in {folder} has a {RESULTS_FILE} whose `metrics` are no JSON object")
     results["metrics"] = {name: math.nan if value is None else value for name, value in metrics.items()}
     return results
 

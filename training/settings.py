@@ -29,6 +29,8 @@ def option(default: Any, help: str) -> Any:
 # What `yaml` raises, which lets through those of what it builds: of a date that there is not, a number of too many
 # digits, a tag that does not suit its value, or brackets in brackets without end.
 YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
+# Far more than any settings hold.
+_MOST_PARTS = 100_000
 
 
 @dataclass
@@ -204,9 +206,28 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{path} holds a value that YAML can't read: {error}") from None
     if values is None:
         return {}
+    require_small(values, str(path))
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold settings as `name: value`, but it holds a {type(values).__name__}")
     return values
+
+
+def require_small(value: Any, label: str) -> None:
+    """Refuses what is short as YAML, by aliases, but without end or nearly so when it is written out.
+
+    Raises:
+        ValueError: if it has more parts than any settings have.
+    """
+    rest, number = [value], 0
+    while rest:
+        part = rest.pop()
+        number += 1
+        if number > _MOST_PARTS:
+            raise ValueError(f"{label} holds more than {_MOST_PARTS:,} values, written out: use no aliases")
+        if isinstance(part, dict):
+            rest += [*part.keys(), *part.values()]
+        elif isinstance(part, (list, tuple, set)):
+            rest += part
 
 
 def to_dict(settings: Any) -> dict[str, Any]:

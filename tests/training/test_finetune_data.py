@@ -163,7 +163,11 @@ def test_labels_unseen_in_training_are_refused(task, rows, held_out, prepare):
     ("task", "settings", "message"),
     [
         ("classification", {"stride": 3}, r"^`stride` \(3\) is no setting of the task 'classification', which has"),
-        ("classification", {"tags_column": "x"}, r"`tags_column` \('x'\) is no .* has label_column, second_text_column, text_column$"),
+        (
+            "classification",
+            {"tags_column": "x"},
+            r"`tags_column` \('x'\) is no .* has label_column, second_text_column, text_column$",
+        ),
         ("tokens", {"second_text_column": "x"}, r"is no setting of the task 'tokens', which has tags_column, tok"),
         ("regression", {"label_column": "text"}, r"^`text_column` and `label_column` must name two .* both 'text'$"),
         ("multiple-choice", {"choices_column": ["a", "b", "a"]}, r"must name two columns, not both 'a'$"),
