@@ -56,6 +56,7 @@ from ..modeling.pretrained import POOLER, load_model_and_drawn, load_part, requi
 from ..tokenization.generative import save_tokenizer
 from .answers import QuestionAnswering
 from .finetune_base import ERRORS, FinetuneTask
+from .finetune_checkpoints import last_checkpoint
 from .finetune_data import load_tables
 from .finetune_results import best_of, figures_of, make_results, save_predictions
 from .finetune_tasks import Classification, MultiLabel, MultipleChoice, Regression, Tokens
@@ -216,7 +217,7 @@ def finetune(
     if trainer.is_world_process_zero():
         save_settings(folder, run_name, chosen)
     start = time.monotonic()
-    trainer.train(resume_from_checkpoint=_last_checkpoint(folder) if resume else None)
+    trainer.train(resume_from_checkpoint=last_checkpoint(folder / CHECKPOINTS) if resume else None)
     logger.info("%s", best_of(trainer, chosen.patience))
     outcome = trainer.predict(encoded_held_out, metric_key_prefix="eval")
     if not math.isfinite((outcome.metrics or {})["eval_loss"]):
@@ -458,13 +459,6 @@ class _Progress(ProgressCallback):
 
 
 # What is written
-
-
-def _last_checkpoint(folder: Path) -> str | None:
-    """The last checkpoint that was written to its end."""
-    # Its state is written last.
-    whole = [path.parent for path in (folder / CHECKPOINTS).glob("checkpoint-*/trainer_state.json")]
-    return str(max(whole, key=lambda path: int(path.name.rpartition("-")[2]))) if whole else None
 
 
 def _save_model(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast, merge: bool) -> PreTrainedModel:

@@ -1,0 +1,61 @@
+"""The checkpoints that `Trainer` writes while a model is fine-tuned, which have no checksums."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from transformers import TrainerState
+from transformers.trainer_pt_utils import safe_globals
+
+logger = logging.getLogger("regard.training")
+
+_STATE_FILE = "trainer_state.json"
+
+
+def last_checkpoint(folder: Path) -> str | None:
+    """The last checkpoint in a folder that was written to its end and can be read; others are logged.
+
+    Nothing in it is run when it is loaded: pickled files hold tensors and plain values alone.
+
+    Returns:
+        Its path; None if there is none at all.
+
+    Raises:
+        ValueError: if there are checkpoints, but none can be read.
+    """
+    # The state is written last.
+    found = [path.parent for path in folder.glob(f"checkpoint-*/{_STATE_FILE}")]
+    found = [path for path in found if _step(path).isdecimal()]
+    for path in sorted(found, key=lambda path: int(_step(path)), reverse=True):
+        damaged = _damaged_file(path)
+        if damaged is None:
+            return str(path)
+        logger.warning("The checkpoint %s is passed over: its %s is damaged or may run code.", path, damaged)
+    if found:
+        raise ValueError(f"no checkpoint in {folder} can be read: delete the folder to start anew")
+    return None
+
+
+def _step(checkpoint: Path) -> str:
+    return checkpoint.name.rpartition("-")[2]
+
+
+def _damaged_file(checkpoint: Path) -> str | None:
+    if not list(checkpoint.glob("*.safetensors")):
+        return "model.safetensors"
+    for file in sorted(checkpoint.iterdir()):
+        try:
+            if file.name == _STATE_FILE:
+                TrainerState.load_from_json(str(file))
+            elif file.suffix == ".safetensors":
+                load_file(file)
+            elif file.suffix in (".pt", ".pth"):
+                with safe_globals():
+                    torch.load(file, map_location="cpu", weights_only=True)
+        # What is no pickle may raise anything while it is taken for one.
+        except Exception:
+            return file.name
+    return None
