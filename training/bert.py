@@ -82,6 +82,7 @@ class BertTask:
 
     def __init__(self, train: BertExamples, held_out: BertExamples, token_counts: np.ndarray) -> None:
         self._train, self._held_out = train, held_out
+        self._epoch: Epoch | None = None
         self.next_sentence = train.next_sentence
         self.collate = BertCollator(train.next_sentence)
         ordinary = np.where(train.masking.special, 0, token_counts)
@@ -89,8 +90,10 @@ class BertTask:
         self._unigram = log_frequencies(ordinary)
 
     def epoch(self, number: int) -> Epoch:
-        """See `loop.Task`."""
-        return self._train.epoch(number)
+        """See `loop.Task`. The last one is kept: the first is asked for more than once, and takes time."""
+        if self._epoch is None or self._epoch.number != number:
+            self._epoch = self._train.epoch(number)
+        return self._epoch
 
     @cached_property
     def _held_out_epoch(self) -> Epoch:

@@ -119,6 +119,16 @@ def test_both_kinds_of_pairs_count_in_the_loss(make_task, tokenizer, label, expe
     assert expected((loss - without).item())
 
 
+def test_an_epoch_is_planned_once(make_task):
+    task = make_task()
+    first = task.epoch(0)
+    assert task.epoch(0) is first
+    second = task.epoch(1)
+    assert second.number == 1
+    assert not np.array_equal(second.rows, first.rows)
+    np.testing.assert_array_equal(task.epoch(0).rows[task.epoch(0).order], first.rows[first.order])
+
+
 def test_the_held_out_examples_are_always_the_same(make_task, corpus_of, texts):
     task = make_task()
     first, second = task.held_out(), task.held_out()
