@@ -93,7 +93,12 @@ def _check_text(name: str, text: str | None, fits: bool, reason: str) -> None:
 
 
 def _choose(looks: dict[str, _Look], kind: str | None, name: str) -> tuple[str, _Look]:
-    there = {key: look for key, look in looks.items() if look.weights and look.weights[0] is not None}
+    # A layer of a hybrid model that does not attend, but is recurrent for one, has none.
+    attending = {
+        key: look._replace(weights=[layer for layer in look.weights or () if layer is not None])
+        for key, look in looks.items()
+    }
+    there = {key: look for key, look in attending.items() if look.weights}
     if not there:
         raise ValueError(
             f"a {name} gave no attention weights: it has none, or does not tell them (where it has a choice, load it "
@@ -124,7 +129,7 @@ def _stack(look: _Look, name: str) -> np.ndarray:
 def _look_at_text(model: Any, tokenizer: Any, text: str, text_pair: str | None) -> dict[str, _Look]:
     inputs, tokens = _encode(model, tokenizer, "text", text, text_pair)
     # The stack under the head, since heads differ in what they take.
-    outputs = model.base_model(**inputs, output_attentions=True, return_dict=True)
+    outputs = model.base_model(**inputs, **_no_cache(model), output_attentions=True, return_dict=True)
     return {"self": _Look(outputs.get("attentions"), tokens, tokens)}
 
 
@@ -176,6 +181,11 @@ def _encode(
 def _segments(model: Any) -> tuple[str, ...]:
     # A tokenizer may tell segments apart that a model does not.
     return tuple({"token_type_ids"} & inspect.signature(model.base_model.forward).parameters.keys())
+
+
+def _no_cache(model: Any) -> dict[str, bool]:
+    # One look needs no cache, and that of a stack with recurrent layers can't always be made.
+    return dict.fromkeys({"use_cache"} & inspect.signature(model.base_model.forward).parameters.keys(), False)
 
 
 def _check_length(model: Any, tokenizer: Any, name: str, length: int) -> None:
