@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import transformers
 
@@ -18,11 +19,35 @@ def _make(name: str, tokenizer: Any, **config: Any) -> Any:
     return getattr(transformers, name)(config_class(vocab_size=len(tokenizer), **{**SMALL, **config})).eval()
 
 
-def test_layers_of_a_hybrid_that_attend_are_shown(tokenizers: dict[str, Any]) -> None:
-    tokenizer = tokenizers["bytes"]
-    recurrent = {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 4, "mamba_dt_rank": 4}
+def _make_hybrid(tokenizer: Any, layers: int) -> Any:
+    """Every third layer attends."""
+    recurrent = {"attn_layer_period": 3, "attn_layer_offset": 2, "mamba_d_state": 4, "mamba_dt_rank": 4}
     heads = {"num_key_value_heads": 2, "num_experts": 2, "intermediate_size": 16}
-    model = _make("JambaForCausalLM", tokenizer, num_hidden_layers=4, **recurrent, **heads)
+    return _make("JambaForCausalLM", tokenizer, num_hidden_layers=layers, **recurrent, **heads)
+
+
+def test_a_hybrid_of_which_no_layer_attends_is_refused(tokenizers: dict[str, Any]) -> None:
+    tokenizer = tokenizers["bytes"]
+    with pytest.raises(ValueError, match="a JambaForCausalLM gave no attention weights"):
+        attention_map(_make_hybrid(tokenizer, 2), tokenizer, TEXT)
+
+
+@pytest.mark.parametrize("says_none", [False, True])
+def test_layers_of_a_hybrid_that_attend_are_shown(
+    tokenizers: dict[str, Any], monkeypatch: pytest.MonkeyPatch, says_none: bool
+) -> None:
+    tokenizer = tokenizers["bytes"]
+    model = _make_hybrid(tokenizer, 6)
+    forward = model.base_model.forward
+
+    # Some models leave layers that don't attend out of their output; others have a None in their place.
+    def with_none(input_ids: torch.Tensor, use_cache: bool | None = None, **options: Any) -> Any:
+        outputs = forward(input_ids, use_cache=use_cache, **options)
+        outputs["attentions"] = (None, *outputs["attentions"])
+        return outputs
+
+    if says_none:
+        monkeypatch.setattr(model.base_model, "forward", with_none)
     found = attention_map(model, tokenizer, TEXT)
     model.set_attn_implementation("eager")
     inputs = tokenizer(TEXT, return_tensors="pt")
@@ -32,3 +57,37 @@ def test_layers_of_a_hybrid_that_attend_are_shown(tokenizers: dict[str, Any]) ->
     assert found.layers == 2
     np.testing.assert_array_equal(found.weights, expected.numpy())
     np.testing.assert_allclose(found.weights.sum(-1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("broken", ["missing", "none"])
+def test_without_embeddings_the_ids_are_not_checked(
+    tokenizers: dict[str, Any], monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    tokenizer = tokenizers["pieces"]
+    model = _make("BertModel", tokenizer, num_hidden_layers=2)
+    expected = attention_map(model, tokenizer, TEXT).weights
+
+    def no_embeddings() -> None:
+        if broken == "missing":
+            raise NotImplementedError
+
+    monkeypatch.setattr(model, "get_input_embeddings", no_embeddings)
+    np.testing.assert_array_equal(attention_map(model, tokenizer, TEXT).weights, expected)
+
+
+def test_rows_of_a_model_with_sinks_sum_to_less_than_one(tokenizers: dict[str, Any]) -> None:
+    tokenizer = tokenizers["bytes"]
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size": 16}
+    heads = {"num_key_value_heads": 2, "head_dim": 8}
+    model = _make("GptOssForCausalLM", tokenizer, num_hidden_layers=2, **experts, **heads)
+    sums = attention_map(model, tokenizer, TEXT).weights.sum(-1)
+    assert sums.min() > 0
+    assert sums.max() < 1
+
+
+def test_scores_are_refused(tokenizers: dict[str, Any]) -> None:
+    tokenizer = tokenizers["pieces"]
+    groups = {f"{name}_groups": 1 for name in ("q", "k", "v", "post_attention", "intermediate", "output")}
+    model = _make("SqueezeBertModel", tokenizer, num_hidden_layers=2, embedding_size=16, **groups)
+    with pytest.raises(ValueError, match="a SqueezeBertModel gave numbers that are no weights"):
+        attention_map(model, tokenizer, TEXT)
