@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image
 
 from regard.inspection.attention import attention_map
 from tests.inspection.conftest import SMALL, TEXT
@@ -91,3 +92,14 @@ def test_scores_are_refused(tokenizers: dict[str, Any]) -> None:
     model = _make("SqueezeBertModel", tokenizer, num_hidden_layers=2, embedding_size=16, **groups)
     with pytest.raises(ValueError, match="a SqueezeBertModel gave numbers that are no weights"):
         attention_map(model, tokenizer, TEXT)
+
+
+@pytest.mark.parametrize("target", [None, "the river"])
+def test_a_stock_captioner_is_refused(tokenizers: dict[str, Any], target: str | None) -> None:
+    vision = transformers.ViTConfig(**SMALL, num_hidden_layers=1, image_size=32, patch_size=8)
+    text = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=4, vocab_size=300, add_cross_attention=True)
+    config = transformers.VisionEncoderDecoderConfig(encoder=vision.to_dict(), decoder=text.to_dict())
+    model = transformers.VisionEncoderDecoderModel(config)
+    image = Image.new("RGB", (32, 32))
+    with pytest.raises(ValueError, match="a VisionEncoderDecoderModel can't be shown an `image`"):
+        attention_map(model, tokenizers["bytes"], image=image, target=target)
