@@ -21,6 +21,8 @@ from .tokens import Token, decoded_tokens, encoded_tokens, special_token
 
 # How many a model writes that does not say.
 NEW_TOKENS = 20
+# How much more than one a row of weights may sum to: those of half precision are rounded.
+SLACK = 0.05
 
 
 class _Look(NamedTuple):
@@ -93,7 +95,12 @@ def _check_text(name: str, text: str | None, fits: bool, reason: str) -> None:
 
 
 def _choose(looks: dict[str, _Look], kind: str | None, name: str) -> tuple[str, _Look]:
-    there = {key: look for key, look in looks.items() if look.weights and look.weights[0] is not None}
+    # A layer of a hybrid model that does not attend, but is recurrent for one, has none.
+    attending = {
+        key: look._replace(weights=[layer for layer in look.weights or () if layer is not None])
+        for key, look in looks.items()
+    }
+    there = {key: look for key, look in attending.items() if look.weights}
     if not there:
         raise ValueError(
             f"a {name} gave no attention weights: it has none, or does not tell them (where it has a choice, load it "
@@ -115,7 +122,13 @@ def _stack(look: _Look, name: str) -> np.ndarray:
             f"a {name} gave weights of the shapes {', '.join(map(str, sorted(shapes)))}, but every layer's must be "
             f"(1, heads, {len(look.queries)}, {len(look.keys)}), a weight for each pair of tokens"
         )
-    return torch.cat(tuple(look.weights)).float().cpu().numpy()
+    weights = torch.cat(tuple(look.weights)).float().cpu().numpy()
+    # Less than one is right where a head has a sink beside the tokens.
+    if weights.min() < 0 or weights.sum(axis=-1).max() > 1 + SLACK:
+        raise ValueError(
+            f"a {name} gave numbers that are no weights: they are negative, or a row sums to more than one"
+        )
+    return weights
 
 
 # Text
@@ -124,7 +137,7 @@ def _stack(look: _Look, name: str) -> np.ndarray:
 def _look_at_text(model: Any, tokenizer: Any, text: str, text_pair: str | None) -> dict[str, _Look]:
     inputs, tokens = _encode(model, tokenizer, "text", text, text_pair)
     # The stack under the head, since heads differ in what they take.
-    outputs = model.base_model(**inputs, output_attentions=True, return_dict=True)
+    outputs = model.base_model(**inputs, **_no_cache(model), output_attentions=True, return_dict=True)
     return {"self": _Look(outputs.get("attentions"), tokens, tokens)}
 
 
@@ -178,6 +191,11 @@ def _segments(model: Any) -> tuple[str, ...]:
     return tuple({"token_type_ids"} & inspect.signature(model.base_model.forward).parameters.keys())
 
 
+def _no_cache(model: Any) -> dict[str, bool]:
+    # One look needs no cache, and that of a stack with recurrent layers can't always be made.
+    return dict.fromkeys({"use_cache"} & inspect.signature(model.base_model.forward).parameters.keys(), False)
+
+
 def _check_length(model: Any, tokenizer: Any, name: str, length: int) -> None:
     limit = getattr(model.config, "max_position_embeddings", None)
     if limit is None:
@@ -189,7 +207,11 @@ def _check_length(model: Any, tokenizer: Any, name: str, length: int) -> None:
 
 
 def _check_ids(model: Any, name: str, ids: Tensor) -> None:
-    size = model.get_input_embeddings().weight.shape[0]
+    try:
+        size = model.get_input_embeddings().weight.shape[0]
+    except (NotImplementedError, AttributeError):
+        # Some models make their embeddings in other ways, out of hashes for one: there is no such limit to check.
+        return
     if int(ids.max()) >= size:
         raise ValueError(
             f"`{name}` has the id {int(ids.max())}, and the model has {size} tokens: give it its own tokenizer"

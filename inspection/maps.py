@@ -25,7 +25,8 @@ class AttentionMap:
 
     Args:
         weights: float32, (layers, heads, queries, keys). A query's weights sum to one, or are all zero where there was
-            nothing to look at.
+            nothing to look at; to less than one in a model with attention sinks, which take the rest. Of a model of
+            which only some layers attend the layers are those, numbered from 0.
         queries: the token that each row belongs to.
         keys: the token that each column belongs to; for an image the places of its grid, row by row.
         kind: "self"; of an encoder-decoder "encoder", "decoder" or "cross"; "alignment" of a recurrent one; "image".
