@@ -49,12 +49,13 @@ def attention_map(
     it was. One text has no padding, so none is ever in a map.
 
     Args:
-        model: any model of transformers that reads text and gives attention weights, or a captioner of ours.
-        processor: its tokenizer, or the captioner's processor.
+        model: any model of transformers that reads text, or an image in patches (ViT), and gives attention weights, or
+            a captioner of ours.
+        processor: its tokenizer, its image processor, or the captioner's processor.
         text: what the model reads; of an encoder-decoder the source.
         text_pair: a second text, for a model that reads pairs.
         target: what the decoder of an encoder-decoder, or of a captioner, writes; what it generates if not given.
-        image: what a captioner looks at: an image, an array or a file.
+        image: what a captioner or a vision model looks at: an image, an array or a file.
         kind: which weights. A model of one stack has "self"; an encoder-decoder "cross" (the one that it gives if not
             told otherwise), "encoder" and "decoder", a recurrent one "alignment"; a captioner "image", and with a
             Transformer decoder "decoder".
@@ -64,16 +65,21 @@ def attention_map(
             positions, or for several texts; or for an input that the model does not take.
     """
     captions = hasattr(model, "feature_grid")
+    sees = model.main_input_name == "pixel_values" and not model.config.is_encoder_decoder
     name = type(model).__name__
-    _check_text("text", text, not captions, f"a {name} looks at an `image`")
-    _check_text("text_pair", text_pair, not captions, f"a {name} looks at an `image`")
+    _check_text("text", text, not (captions or sees), f"a {name} looks at an `image`")
+    _check_text("text_pair", text_pair, not (captions or sees), f"a {name} looks at an `image`")
     _check_text("target", target, captions or model.config.is_encoder_decoder, f"a {name} has no decoder beside it")
     shown, grid = None, None
     with weights_shown(model):
         if captions:
             looks, shown, grid = _look_at_image(model, processor, image, target)
+        elif sees:
+            looks, shown, grid = _look_at_patches(model, processor, image)
         elif image is not None or model.main_input_name != "input_ids":
-            raise ValueError(f"a {name} can't be shown an `image`: of models that see, captioners of ours can")
+            raise ValueError(
+                f"a {name} can't be shown an `image`: of models that see, captioners of ours and single stacks can"
+            )
         elif text is None:
             raise ValueError(f"`text` is missing: give what the {name} shall read")
         elif model.config.is_encoder_decoder:
@@ -275,14 +281,49 @@ def _look_at_image(
     start, decoder_inputs = _shift(model, labels)
     outputs = model(pixel_values, decoder_input_ids=decoder_inputs, output_attentions=True, return_dict=True)
     grid = model.feature_grid(*pixel_values.shape[-2:])
-    names = [f"row {row + 1}, column {column + 1}" for row, column in product(*map(range, grid))]
-    places = tuple(Token(name, name, None, number, name) for number, name in enumerate(names))
+    places = _places(grid)
     read = _numbered((special_token(tokenizer, start), *written[:-1]))
     looks = {
         "image": _Look(outputs.cross_attentions, written, places),
         "decoder": _Look(outputs.decoder_attentions, read, read),
     }
     return looks, _as_seen(processor.image_processor, image, pixel_values[0]), grid
+
+
+def _look_at_patches(
+    model: Any, processor: Any, image: ImageSource | None
+) -> tuple[dict[str, _Look], Image.Image, tuple[int, int]]:
+    name = type(model).__name__
+    if image is None:
+        raise ValueError(f"`image` is missing: give what the {name} shall look at")
+    if not hasattr(processor, "image_mean"):
+        raise ValueError(f"`processor` is a {type(processor).__name__}: a {name} needs its image processor")
+    pixel_values = processor(to_rgb(open_image(image)), return_tensors="pt")["pixel_values"].to(model.device)
+    outputs = model.base_model(pixel_values, output_attentions=True, return_dict=True)
+    weights = [layer for layer in outputs.get("attentions") or () if layer is not None]
+    side = getattr(model.config, "patch_size", None)
+    sides = (side, side) if isinstance(side, int) else tuple(side or (1, 1))
+    grid = (pixel_values.shape[-2] // sides[0], pixel_values.shape[-1] // sides[1])
+    places = _places(grid)
+    # Those of a detector stand behind the patches; [CLS] and registers before them.
+    before = min((layer.shape[-1] for layer in weights), default=len(places))
+    before -= len(places) + getattr(model.config, "num_detection_tokens", 0)
+    if before < 0:
+        raise ValueError(
+            f"a {name} gave no weights over the {grid[0]} × {grid[1]} patches of the image: its attention is in "
+            "windows, or over something else"
+        )
+    stop = before + len(places)
+    names = ["[CLS]", *(f"extra {number}" for number in range(1, before))][:before]
+    extra = tuple(Token(each, each, None, number, each) for number, each in enumerate(names))
+    queries = (*extra, *(replace(place, word=place.word + before) for place in places))
+    seen = [layer[..., :stop, before:stop] for layer in weights]
+    return {"image": _Look(seen, queries, places)}, _as_seen(processor, image, pixel_values[0]), grid
+
+
+def _places(grid: tuple[int, int]) -> tuple[Token, ...]:
+    names = [f"row {row + 1}, column {column + 1}" for row, column in product(*map(range, grid))]
+    return tuple(Token(name, name, None, number, name) for number, name in enumerate(names))
 
 
 def _as_seen(image_processor: Any, image: ImageSource, pixels: Tensor) -> Image.Image:

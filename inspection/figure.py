@@ -23,6 +23,8 @@ FONT_SIZE = 9
 CELL, LEAST, MOST = 0.22, 2.4, 10.0
 LONGEST_LABEL = 24
 COLUMNS = 6
+# A page shows the maps of any number of words over an image, a picture those of so many.
+MOST_PANELS = 35
 HEAT = (0.85, 0.1, 0.3)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from .figure import draw_image_map, draw_map
+from .figure import MOST_PANELS, draw_image_map, draw_map
 from .page import make_frame, make_page
 from .tokens import Token
 
@@ -98,7 +98,9 @@ class AttentionMap:
         title = f"{self.title} · {self.kind} attention, layer {layer}, {shown}".removeprefix(" · ")
         queries = [query.label for query in self.queries]
         if self.image is not None and self.grid is not None:
-            return draw_image_map(matrix, queries, self.image, self.grid, title)
+            if len(queries) > MOST_PANELS:
+                title += f", the first {MOST_PANELS} of {len(queries)} queries"
+            return draw_image_map(matrix[:MOST_PANELS], queries[:MOST_PANELS], self.image, self.grid, title)
         return draw_map(matrix, queries, [key.label for key in self.keys], title)
 
     def to_html(self, layer: int = -1, head: int | str = "mean", words: bool = False) -> str:

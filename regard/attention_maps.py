@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import (
     AutoConfig,
+    AutoImageProcessor,
     AutoModel,
     AutoModelForImageTextToText,
     AutoModelForSeq2SeqLM,
@@ -39,7 +40,9 @@ def load_attentive(model: str | Path) -> tuple[Any, Any]:
             return network.eval(), load_part(AutoProcessor, path, label)
         # A target that is not given must be generated.
         loader = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModel
-        return load_model(loader, path, label, POOLER).eval(), load_part(AutoTokenizer, path, label)
+        network = load_model(loader, path, label, POOLER).eval()
+        processor = AutoImageProcessor if network.main_input_name == "pixel_values" else AutoTokenizer
+        return network, load_part(processor, path, label)
 
 
 def draw_attention(

@@ -263,7 +263,8 @@ def test_models_without_attention(make_model, tokenizers, picture):
     config = transformers.MambaConfig(vocab_size=300, hidden_size=16, num_hidden_layers=1, state_size=4)
     assert "gave no attention weights" in refused(transformers.MambaModel(config), tokenizers["bytes"], "a")
     cnn = transformers.ResNetModel(transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8], depths=[1]))
-    assert "can't be shown an `image`" in refused(cnn, tokenizers["bytes"], "a")
+    processor = transformers.ViTImageProcessorPil(size={"height": 32, "width": 32})
+    assert "gave no attention weights" in refused(cnn, processor, image=picture)
 
 
 def test_images_for_those_that_see(make_model, make_captioner, picture):

@@ -103,3 +103,81 @@ def test_a_stock_captioner_is_refused(tokenizers: dict[str, Any], target: str | 
     image = Image.new("RGB", (32, 32))
     with pytest.raises(ValueError, match="a VisionEncoderDecoderModel can't be shown an `image`"):
         attention_map(model, tokenizers["bytes"], image=image, target=target)
+
+
+# Models that see
+
+
+SIGHT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 8, "image_size": (32, 48)}
+
+
+def _picture() -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8))
+
+
+def _sees(name: str, **config: Any) -> Any:
+    torch.manual_seed(0)
+    config_class = getattr(transformers, f"{name.removesuffix('ForImageClassification').removesuffix('Model')}Config")
+    return getattr(transformers, name)(config_class(**{**SIGHT, **config}))
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "before"),
+    [
+        ("ViTForImageClassification", {}, ["[CLS]"]),
+        ("DeiTModel", {}, ["[CLS]", "extra 1"]),
+        ("Dinov2WithRegistersModel", {"num_register_tokens": 2, "image_size": 32}, ["[CLS]", "extra 1", "extra 2"]),
+        ("YolosModel", {"num_detection_tokens": 5}, ["[CLS]"]),
+        ("SiglipVisionModel", {"image_size": 48}, []),
+    ],
+)
+def test_maps_over_the_patches_of_an_image(name: str, config: dict[str, Any], before: list[str]) -> None:
+    size = (48, 48) if name == "SiglipVisionModel" else (32, 48)
+    processor = transformers.ViTImageProcessorPil(size={"height": size[0], "width": size[1]})
+    model = _sees(name, **config).train()
+    kernel = model.config._attn_implementation
+    found = attention_map(model, processor, image=_picture())
+    assert model.training
+    assert model.config._attn_implementation == kernel
+    rows, columns = size[0] // 8, size[1] // 8
+    assert (found.kind, found.grid) == ("image", (rows, columns))
+    places = [f"row {row + 1}, column {column + 1}" for row in range(rows) for column in range(columns)]
+    assert [key.label for key in found.keys] == places
+    assert [query.label for query in found.queries] == [*before, *places]
+    model.eval().set_attn_implementation("eager")
+    pixels = processor(_picture(), return_tensors="pt")["pixel_values"]
+    with torch.no_grad():
+        given = torch.cat(model.base_model(pixels, output_attentions=True).attentions)
+    start, stop = len(before), len(before) + len(places)
+    np.testing.assert_array_equal(found.weights, given[:, :, :stop, start:stop].numpy())
+    assert found.image is not None
+    assert found.image.size == (60, 40)
+
+
+def test_a_picture_shows_the_first_of_many_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.inspection.maps.MOST_PANELS", 5)
+    processor = transformers.ViTImageProcessorPil(size={"height": 32, "width": 48})
+    found = attention_map(_sees("ViTModel"), processor, image=_picture())
+    figure = found.figure()
+    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    assert len(titles) == 6
+    assert titles[1].startswith("[CLS]")
+    assert "the first 5 of 25 queries" in figure.get_suptitle().replace("\n", " ")
+    assert "row 4, column 6" in found.to_html()
+
+
+def test_what_a_model_that_sees_is_refused(tokenizers: dict[str, Any]) -> None:
+    model = _sees("ViTModel")
+    processor = transformers.ViTImageProcessorPil(size={"height": 32, "width": 48})
+    with pytest.raises(ValueError, match=r"^`text` is not to be given: a ViTModel looks at an `image`$"):
+        attention_map(model, processor, TEXT)
+    with pytest.raises(ValueError, match=r"^`image` is missing: give what the ViTModel shall look at$"):
+        attention_map(model, processor)
+    with pytest.raises(ValueError, match=r"^`processor` is a .*: a ViTModel needs its image processor$"):
+        attention_map(model, tokenizers["bytes"], image=_picture())
+    windows = {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4, "patch_size": 4}
+    swin = transformers.SwinModel(transformers.SwinConfig(image_size=32, **windows))
+    with pytest.raises(
+        ValueError, match="gave no weights over the 8 × 12 patches of the image: its attention is in w"
+    ):
+        attention_map(swin, processor, image=_picture())
