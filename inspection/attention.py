@@ -28,7 +28,7 @@ SLACK = 0.05
 class _Look(NamedTuple):
     """What one kind of attention of a model came to."""
 
-    weights: Sequence[Tensor] | None
+    weights: Sequence[Any] | None
     queries: tuple[Token, ...]
     keys: tuple[Token, ...]
 
