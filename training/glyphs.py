@@ -10,7 +10,8 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -81,20 +82,15 @@ def load_glyphs(split: str = "train", *, image_size: int = 48, size: int | None 
     Raises:
         ValueError: An argument is not what it may be.
     """
-    _check_split(split)
-    if image_size < MIN_IMAGE_SIZE:
-        raise ValueError(f"`image_size` ({image_size}) must be at least {MIN_IMAGE_SIZE}; marks are lost in less")
+    _check_drawn(split, image_size, seed)
     if size is None:
         size = SIZES[split]
     if size < 1:
         raise ValueError(f"`size` ({size}) must be at least 1, or None for {SIZES[split]:,}")
-    if seed < 0:
-        raise ValueError(f"`seed` ({seed}) must not be negative")
 
     def rows() -> Iterator[dict[str, Any]]:
         for index in range(size):
-            rng = np.random.default_rng([seed, _SPLITS.index(split), index])
-            yield _draw_row(glyph_characters(split), image_size, rng)
+            yield _draw_row(glyph_characters(split), image_size, _row_generator(split, index, seed))
 
     versions = (FORMAT_VERSION, matplotlib.__version__, PIL.__version__)
     return Dataset.from_generator(
@@ -102,6 +98,43 @@ def load_glyphs(split: str = "train", *, image_size: int = 48, size: int | None 
         features=Features({"image": ImageFeature(), "text": Value("string"), "character": Value("string")}),
         fingerprint=Hasher.hash(("glyphs", *versions, split, image_size, size, seed)),
     )
+
+
+@dataclass(frozen=True)
+class GlyphDrawing:
+    """How a row is drawn.
+
+    Args:
+        character: the letter.
+        face: one of `FACES`.
+        font_size: in pixels.
+        image_size: the width and height of the image.
+        origin: where in the image the letter's origin lies, from the left and from the top.
+    """
+
+    character: str
+    face: str
+    font_size: int
+    image_size: int
+    origin: tuple[int, int]
+
+    def draw(self, character: str | None = None) -> Image.Image:
+        """Draws the letter, or another one in its place: in the same face and size, from the same origin."""
+        canvas = _draw_canvas(character or self.character, self.face, self.font_size)
+        image = Image.new("L", (self.image_size, self.image_size), 255)
+        left, top = self.origin
+        image.paste(0, (left - self.font_size, top - 2 * self.font_size), canvas)
+        return image
+
+
+def glyph_drawing(split: str, index: int, *, image_size: int = 48, seed: int = 0) -> GlyphDrawing:
+    """Tells how a row of `load_glyphs` with the same arguments is drawn; `index` is its number, from 0.
+
+    Raises:
+        ValueError: An argument is not what it may be.
+    """
+    _check_drawn(split, image_size, seed)
+    return _choose_drawing(glyph_characters(split), image_size, _row_generator(split, index, seed))
 
 
 def base_letter(caption: str) -> str:
@@ -127,20 +160,39 @@ def _check_split(split: str) -> None:
         raise ValueError(f"`split` ({split!r}) must be one of {', '.join(map(repr, SIZES))}")
 
 
+def _check_drawn(split: str, image_size: int, seed: int) -> None:
+    _check_split(split)
+    if image_size < MIN_IMAGE_SIZE:
+        raise ValueError(f"`image_size` ({image_size}) must be at least {MIN_IMAGE_SIZE}; marks are lost in less")
+    if seed < 0:
+        raise ValueError(f"`seed` ({seed}) must not be negative")
+
+
 # Rows
 
 
+def _row_generator(split: str, index: int, seed: int) -> np.random.Generator:
+    return np.random.default_rng([seed, _SPLITS.index(split), index])
+
+
 def _draw_row(characters: tuple[str, ...], image_size: int, rng: np.random.Generator) -> dict[str, Any]:
+    drawing = _choose_drawing(characters, image_size, rng)
+    file = io.BytesIO()
+    drawing.draw().save(file, "PNG", compress_level=1)
+    text = _caption(drawing.character)
+    return {"image": {"bytes": file.getvalue(), "path": None}, "text": text, "character": drawing.character}
+
+
+def _choose_drawing(characters: tuple[str, ...], image_size: int, rng: np.random.Generator) -> GlyphDrawing:
     character = characters[rng.integers(len(characters))]
     face = FACES[rng.integers(len(FACES))]
-    ink = _draw_ink(character, face, int(rng.integers(image_size * 2 // 3, image_size * 3 // 4 + 1)))
+    font_size = int(rng.integers(image_size * 2 // 3, image_size * 3 // 4 + 1))
+    ink_left, ink_top, ink_right, ink_bottom = _ink_box(_draw_canvas(character, face, font_size))
     # The outermost pixels stay free.
-    left, top = (int(rng.integers(1, image_size - side)) for side in ink.size)
-    image = Image.new("L", (image_size, image_size), 255)
-    image.paste(0, (left, top), ink)
-    file = io.BytesIO()
-    image.save(file, "PNG", compress_level=1)
-    return {"image": {"bytes": file.getvalue(), "path": None}, "text": _caption(character), "character": character}
+    left = int(rng.integers(1, image_size - (ink_right - ink_left)))
+    top = int(rng.integers(1, image_size - (ink_bottom - ink_top)))
+    origin = (left - ink_left + font_size, top - ink_top + 2 * font_size)
+    return GlyphDrawing(character, face, font_size, image_size, origin)
 
 
 def _caption(character: str) -> str:
@@ -149,10 +201,23 @@ def _caption(character: str) -> str:
 
 def _draw_ink(character: str, face: str, font_size: int) -> Image.Image:
     """Draws a letter light on dark, in an image that is as large as its ink."""
+    canvas = _draw_canvas(character, face, font_size)
+    return canvas.crop(_ink_box(canvas))
+
+
+# Each is measured first and pasted then.
+@lru_cache(maxsize=1)
+def _draw_canvas(character: str, face: str, font_size: int) -> Image.Image:
     canvas = Image.new("L", (3 * font_size, 3 * font_size))
     # From the middle, as a letter may reach to the left of its origin and below its line.
     ImageDraw.Draw(canvas).text((font_size, 2 * font_size), character, 255, _font(face, font_size), anchor="ls")
-    return canvas.crop(canvas.getbbox())
+    return canvas
+
+
+def _ink_box(canvas: Image.Image) -> tuple[int, int, int, int]:
+    box = canvas.getbbox()
+    assert box is not None
+    return box
 
 
 @cache

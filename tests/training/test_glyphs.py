@@ -11,7 +11,15 @@ import pytest
 from fontTools.ttLib import TTFont
 from PIL import Image, ImageDraw, ImageFont
 
-from regard.training.glyphs import FACES, SIZES, _draw_row, base_letter, glyph_characters, load_glyphs
+from regard.training.glyphs import (
+    FACES,
+    SIZES,
+    _draw_row,
+    base_letter,
+    glyph_characters,
+    glyph_drawing,
+    load_glyphs,
+)
 
 HELD_OUT = ("validation", "test")
 FONTS = {face: Path(matplotlib.get_data_path(), "fonts", "ttf", f"{face}.ttf") for face in FACES}
@@ -217,6 +225,24 @@ def test_a_second_call_reads_the_cache(rows, monkeypatch):
     assert same_rows(load_glyphs("test", size=90), rows["test"])
 
 
+def test_how_a_row_is_drawn_is_told():
+    for split, options in (("train", {}), ("test", {"image_size": 37, "seed": 2})):
+        for index, row in enumerate(load_glyphs(split, size=40, **options)):
+            drawing = glyph_drawing(split, index, **options)
+            assert drawing.character == row["character"]
+            np.testing.assert_array_equal(drawing.draw(), row["image"])
+
+
+def test_another_letter_is_drawn_in_the_place_of_one():
+    drawings = (glyph_drawing("test", index) for index in range(200))
+    drawing = next(drawing for drawing in drawings if drawing.character == "Ḧ")
+    full, base = ink(drawing.draw()), ink(drawing.draw("H"))
+    # The letter itself is where it was, and nothing is below it that was not there.
+    assert (full >= base).all()
+    np.testing.assert_array_equal(np.nonzero(full.any(1))[0][-1], np.nonzero(base.any(1))[0][-1])
+    assert np.nonzero(full.any(1))[0][0] < np.nonzero(base.any(1))[0][0]
+
+
 def test_seed_and_image_size_change_the_rows(rows):
     other = load_glyphs("test", size=90, seed=1)
     assert other["text"][:] != rows["test"]["text"][:]
@@ -248,6 +274,16 @@ def test_default_sizes(monkeypatch):
 def test_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         load_glyphs(**arguments)
+
+
+def test_bad_arguments_of_a_drawing():
+    for arguments, message in (
+        ({"split": "dev"}, "`split`"),
+        ({"image_size": 31}, "`image_size`"),
+        ({"seed": -1}, "`s"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            glyph_drawing(**{"split": "test", "index": 0, **arguments})
 
 
 def test_unknown_split_has_no_characters():
