@@ -66,12 +66,12 @@ class AttentionMap:
         Raises:
             ValueError: if there is no such layer or head.
         """
-        heads = self.weights[_check_number("layer", layer, self.layers)]
+        heads = self.weights[check_number("layer", layer, self.layers)]
         if head == "mean":
             return heads.mean(axis=0)
         if head == "max":
             return heads.max(axis=0)
-        return heads[_check_number("head", head, self.heads, ", 'mean' or 'max'")]
+        return heads[check_number("head", head, self.heads, ", 'mean' or 'max'")]
 
     def by_words(self) -> AttentionMap:
         """The same map with the pieces of each word joined.
@@ -136,7 +136,12 @@ class AttentionMap:
         return make_frame(self)
 
 
-def _check_number(name: str, number: int | str, count: int, others: str = "") -> int:
+def check_number(name: str, number: int | str, count: int, others: str = "") -> int:
+    """Returns the number of a layer or a head, if there is one of it.
+
+    Raises:
+        ValueError: if not, naming what it is called and the others that it may be.
+    """
     if not isinstance(number, int) or not -count <= number < count:
         last = f" to {count - 1}" if count > 1 else ""
         raise ValueError(f"`{name}` ({number!r}) must be 0{last}, or from the last one back -1 to -{count}{others}")

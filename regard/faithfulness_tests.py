@@ -25,6 +25,7 @@ from .configuration.captioner import RegardCaptionerConfig
 from .inspection.faithfulness import Faithfulness, faithfulness
 from .inspection.faithfulness_erasure import require_packages
 from .inspection.faithfulness_prediction import Example, special_ids
+from .modeling.pretrained import POOLER, load_model, load_part
 from .training.families import TRAINABLE
 from .training.run import SETTINGS_FILE, model_path, naming_the_model
 from .training.settings import make_settings, read_yaml
@@ -44,7 +45,8 @@ def load_predicting(model: str | Path) -> tuple[Any, Any]:
     """
     path = model_path(model)
     with naming_the_model("model", model, path):
-        config = AutoConfig.from_pretrained(path)
+        label = f"`model` ({model})"
+        config = load_part(AutoConfig, path, label)
         loader: Any = AutoModelForCausalLM
         processor_loader: Any = AutoTokenizer
         if isinstance(config, RegardCaptionerConfig):
@@ -55,8 +57,7 @@ def load_predicting(model: str | Path) -> tuple[Any, Any]:
             loader = AutoModelForSequenceClassification
         elif _ends(config, "ForMaskedLM", "ForPreTraining", "BertModel"):
             loader = AutoModelForMaskedLM
-        network: Any = loader.from_pretrained(path, use_safetensors=True)
-        return network.eval(), processor_loader.from_pretrained(path)
+        return load_model(loader, path, label, POOLER).eval(), load_part(processor_loader, path, label)
 
 
 def _ends(config: Any, *endings: str) -> bool:

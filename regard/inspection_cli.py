@@ -9,6 +9,7 @@ import typer
 
 from .attention_maps import draw_attention
 from .faithfulness_tests import inspect_faithfulness
+from .marks import inspect_marks, mark_lines
 
 inspect_app = typer.Typer(help="Look inside a model.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -69,4 +70,20 @@ def faithfulness(
         model, output, data=data, examples=examples, layer=layer, head=number, max_tokens=max_tokens, seed=seed
     )
     typer.echo(found.summary())
+    typer.echo(f"Drawn in {output}")
+
+
+@inspect_app.command(short_help="See whether a captioner looks at the marks that it names.")
+def marks(
+    model: Annotated[str, typer.Argument(help="Folder of a run or a model, or a Hub id: a captioner of glyphs.")],
+    mark: Annotated[str, typer.Option(help="The mark, by its name in the captions.")] = "DIAERESIS",
+    examples: Annotated[int, typer.Option(help="How many drawings of letters with it are looked at.")] = 100,
+    layer: Annotated[int, typer.Option(help="Layer to look at, from 0; -1 is the last.")] = -1,
+    head: Annotated[str, typer.Option(help="Head to look at, from 0; or mean, over all heads.")] = "mean",
+    output: Annotated[Path, typer.Option(help="File of the picture.")] = Path("marks.png"),
+) -> None:
+    """Tell how much of a captioner's attention lies on a letter's mark while it names the mark."""
+    number = int(head) if head.removeprefix("-").isdecimal() else head
+    found = inspect_marks(model, output, mark, examples=examples, layer=layer, head=number)
+    typer.echo("\n".join(mark_lines(found)))
     typer.echo(f"Drawn in {output}")
