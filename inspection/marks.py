@@ -17,7 +17,6 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ..modeling.captioner import spatial_maps
 from .figure import FONT_SIZE, HEAT
@@ -121,7 +120,7 @@ def shares_on(weights: np.ndarray, covers: np.ndarray) -> np.ndarray:
 
 
 @torch.no_grad()
-def receptive_field(model: PreTrainedModel, height: int, width: int) -> tuple[Tensor, Tensor]:
+def receptive_field(model: Any, height: int, width: int) -> tuple[Tensor, Tensor]:
     """Which pixels a captioner's places can see at all, found by changing them one row or column at a time.
 
     Returns:
@@ -162,7 +161,7 @@ def without_patch(image: Image.Image, base: Image.Image, rng: np.random.Generato
 
 
 def measure_marks(
-    model: PreTrainedModel,
+    model: Any,
     processor: Any,
     examples: Sequence[MarkedImage],
     *,
