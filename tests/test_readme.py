@@ -88,7 +88,8 @@ def test_the_walk_through_of_fine_tuning_runs(folder: Path) -> None:
         # A pass over the data is enough here.
         done = run_python(text, folder) if kind == "python" else run_command(f"{text.strip()} --epochs 1", folder)
         assert done.returncode == 0, done.stderr
-    assert set(re.findall(r"--[a-z][a-z-]+", page)) <= options_of(("finetune tokens", "push"), folder)
+    commands = ("finetune classification", "finetune question-answering", "push")
+    assert set(re.findall(r"--[a-z][a-z-]+", page)) <= options_of(commands, folder)
 
 
 @pytest.mark.slow
