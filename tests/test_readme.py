@@ -101,7 +101,7 @@ def test_the_page_on_inspection_runs(folder: Path) -> None:
         for part in [text] if kind == "python" else text.splitlines():
             done = (run_python if kind == "python" else run_command)(part, folder)
             assert done.returncode == 0, done.stderr
-    assert set(re.findall(r"--[a-z][a-z-]+", page)) <= options_of(("inspect attention",), folder)
+    assert set(re.findall(r"--[a-z][a-z-]+", page)) <= options_of(("inspect attention", "inspect marks"), folder)
 
 
 @pytest.mark.parametrize("line", [line for line in COMMANDS if line.startswith("make ")])
