@@ -6,21 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transformers import (
-    AutoConfig,
-    AutoImageProcessor,
-    AutoModel,
-    AutoModelForImageTextToText,
-    AutoModelForSeq2SeqLM,
-    AutoProcessor,
-    AutoTokenizer,
-)
+from transformers import AutoModel, AutoModelForImageTextToText, AutoModelForSeq2SeqLM, PreTrainedConfig
 
 from .configuration.captioner import RegardCaptionerConfig
 from .inspection.attention import attention_map
 from .inspection.maps import AttentionMap
-from .modeling.pretrained import POOLER, load_model, load_part
-from .training.run import model_path, naming_the_model, require_text
+from .loading import load_network, require_ending
+from .training.run import require_text
 
 FORMATS = (".html", ".png", ".svg")
 
@@ -31,18 +23,14 @@ def load_attentive(model: str | Path) -> tuple[Any, Any]:
     Raises:
         ValueError: if there is no such model.
     """
-    path = model_path(model)
-    with naming_the_model("model", model, path):
-        label = f"`model` ({model})"
-        config = load_part(AutoConfig, path, label)
-        if isinstance(config, RegardCaptionerConfig):
-            network = load_model(AutoModelForImageTextToText, path, label)
-            return network.eval(), load_part(AutoProcessor, path, label)
-        # A target that is not given must be generated.
-        loader = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModel
-        network = load_model(loader, path, label, POOLER).eval()
-        processor = AutoImageProcessor if network.main_input_name == "pixel_values" else AutoTokenizer
-        return network, load_part(processor, path, label)
+    return load_network(model, _class_that_shows)
+
+
+def _class_that_shows(config: PreTrainedConfig) -> Any:
+    if isinstance(config, RegardCaptionerConfig):
+        return AutoModelForImageTextToText
+    # A target that is not given must be generated.
+    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModel
 
 
 def draw_attention(
@@ -79,8 +67,7 @@ def draw_attention(
         ValueError: for a model, an input, a layer or a head that won't do, or a file of another kind.
     """
     file = Path(output)
-    if file.suffix not in FORMATS:
-        raise ValueError(f"`output` ({output}) must end with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
+    require_ending(file, FORMATS)
     if image is not None and not Path(image).is_file():
         raise ValueError(f"`image` ({image}) must be the file of an image: there is none of that name")
     for name, given in (("text", text), ("text_pair", text_pair), ("target", target)):

@@ -11,26 +11,23 @@ import numpy as np
 from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
-    AutoProcessor,
-    AutoTokenizer,
+    PreTrainedConfig,
 )
 
 from .configuration.captioner import RegardCaptionerConfig
 from .inspection.faithfulness import Faithfulness, faithfulness
 from .inspection.faithfulness_erasure import require_packages
 from .inspection.faithfulness_prediction import Example, special_ids
-from .modeling.pretrained import POOLER, load_model, load_part
+from .loading import load_network, require_ending
 from .training.families import TRAINABLE
-from .training.run import SETTINGS_FILE, model_path, naming_the_model
+from .training.run import SETTINGS_FILE
 from .training.settings import make_settings, read_yaml
 
-FORMATS = (".png", ".svg", ".pdf")
 # Of texts that are drawn, shorter ones are passed over.
 LEAST_TOKENS = 8
 # Data that has a test split of its own.
@@ -43,25 +40,20 @@ def load_predicting(model: str | Path) -> tuple[Any, Any]:
     Raises:
         ValueError: if there is no such model.
     """
-    path = model_path(model)
-    with naming_the_model("model", model, path):
-        label = f"`model` ({model})"
-        config = load_part(AutoConfig, path, label)
-        loader: Any = AutoModelForCausalLM
-        processor_loader: Any = AutoTokenizer
-        if isinstance(config, RegardCaptionerConfig):
-            loader, processor_loader = AutoModelForImageTextToText, AutoProcessor
-        elif config.is_encoder_decoder:
-            loader = AutoModelForSeq2SeqLM
-        elif _ends(config, "ForSequenceClassification"):
-            loader = AutoModelForSequenceClassification
-        elif _ends(config, "ForMaskedLM", "ForPreTraining", "BertModel"):
-            loader = AutoModelForMaskedLM
-        return load_model(loader, path, label, POOLER).eval(), load_part(processor_loader, path, label)
+    return load_network(model, _class_that_predicts)
 
 
-def _ends(config: Any, *endings: str) -> bool:
-    return any(name.endswith(endings) for name in config.architectures or ())
+def _class_that_predicts(config: PreTrainedConfig) -> Any:
+    def ends(*endings: str) -> bool:
+        return any(name.endswith(endings) for name in config.architectures or ())
+
+    if isinstance(config, RegardCaptionerConfig):
+        return AutoModelForImageTextToText
+    if config.is_encoder_decoder:
+        return AutoModelForSeq2SeqLM
+    if ends("ForSequenceClassification"):
+        return AutoModelForSequenceClassification
+    return AutoModelForMaskedLM if ends("ForMaskedLM", "ForPreTraining", "BertModel") else AutoModelForCausalLM
 
 
 def held_out_rows(model: str | Path, data: str | None, network: Any) -> Dataset:
@@ -148,8 +140,7 @@ def inspect_faithfulness(
             packages that are not installed.
     """
     file = Path(output)
-    if file.suffix not in FORMATS:
-        raise ValueError(f"`output` ({output}) must end with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
+    require_ending(file)
     if examples < 2:
         raise ValueError(f"`examples` ({examples}) must be at least 2: the verdict is about their mean")
     require_packages()

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoModelForMaskedLM
 
-from .modeling.pretrained import load_model, load_part
-from .training.run import model_path, naming_the_model, require_text
+from .loading import load_network
+from .training.run import require_text
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,7 @@ def fill_masks(text: str, model: str | Path = "runs/bert", top: int = 5) -> list
     Raises:
         ValueError: if there is no mask in the text, the text is too long, or there is no model.
     """
-    path = model_path(model)
-    with naming_the_model("model", model, path):
-        tokenizer = load_part(AutoTokenizer, path, f"`model` ({model})")
-        network = load_model(AutoModelForMaskedLM, path, f"`model` ({model})").eval()
+    network, tokenizer = load_network(model, lambda config: AutoModelForMaskedLM)
     if tokenizer.mask_token_id is None:
         raise ValueError(f"`model` ({model}) has a tokenizer without a mask token")
     require_text(text, "text")

@@ -7,24 +7,22 @@ from typing import Any
 
 import torch
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForSeq2SeqLM,
-    AutoProcessor,
-    AutoTokenizer,
+    PreTrainedConfig,
     set_seed,
 )
 
-from .modeling.pretrained import load_model, load_part
-from .training.run import model_path, naming_the_model, require_text
+from .loading import load_network
+from .training.run import require_text
 
-# How each family's model and its tokenizer or processor are loaded.
-_LOADERS: dict[str, tuple[Any, Any]] = {
-    "regard_decoder": (AutoModelForCausalLM, AutoTokenizer),
-    "regard_transformer": (AutoModelForSeq2SeqLM, AutoTokenizer),
-    "regard_recurrent": (AutoModelForSeq2SeqLM, AutoTokenizer),
-    "regard_captioner": (AutoModelForImageTextToText, AutoProcessor),
+# What loads each family's model.
+GENERATORS: dict[str, Any] = {
+    "regard_decoder": AutoModelForCausalLM,
+    "regard_transformer": AutoModelForSeq2SeqLM,
+    "regard_recurrent": AutoModelForSeq2SeqLM,
+    "regard_captioner": AutoModelForImageTextToText,
 }
 
 
@@ -34,14 +32,15 @@ def load_generator(model: str | Path) -> tuple[Any, Any]:
     Raises:
         ValueError: if there is no such model, or it does not generate.
     """
-    path = model_path(model)
-    with naming_the_model("model", model, path):
-        model_type = load_part(AutoConfig, path, f"`model` ({model})").model_type
-        if model_type not in _LOADERS:
-            raise ValueError(f"`model` ({model}) is a {model_type!r}, but only {', '.join(_LOADERS)} generate")
-        model_loader, processor_loader = _LOADERS[model_type]
-        network = load_model(model_loader, path, f"`model` ({model})").eval()
-        return network, load_part(processor_loader, path, f"`model` ({model})")
+
+    def choose(config: PreTrainedConfig) -> Any:
+        if config.model_type not in GENERATORS:
+            raise ValueError(
+                f"`model` ({model}) is a {config.model_type!r}, but only {', '.join(GENERATORS)} generate"
+            )
+        return GENERATORS[config.model_type]
+
+    return load_network(model, choose)
 
 
 @torch.inference_mode()

@@ -14,6 +14,10 @@ from .marks import inspect_marks, mark_lines
 inspect_app = typer.Typer(help="Look inside a model.", no_args_is_help=True, rich_markup_mode=None)
 
 
+def _number_or_name(head: str) -> int | str:
+    return int(head) if head.removeprefix("-").isdecimal() else head
+
+
 @inspect_app.command()
 def attention(
     model: Annotated[str, typer.Argument(help="Folder of a run or a model, or a Hub id.")],
@@ -31,7 +35,6 @@ def attention(
     words: Annotated[bool, typer.Option("--words", help="Join the pieces of words; the page has a switch.")] = False,
 ) -> None:
     """Draw where a model looks: each token's attention to each, or a captioner's to the image."""
-    number = int(head) if head.removeprefix("-").isdecimal() else head
     seen = draw_attention(
         model,
         output,
@@ -41,7 +44,7 @@ def attention(
         image=image,
         kind=kind,
         layer=layer,
-        head=number,
+        head=_number_or_name(head),
         words=words,
     )
     size = output.stat().st_size / 1000
@@ -65,9 +68,15 @@ def faithfulness(
     output: Annotated[Path, typer.Option(help="File of the picture.")] = Path("faithfulness.png"),
 ) -> None:
     """Test whether attention explains predictions: by erasing inputs, by gradients, and by shuffled weights."""
-    number = int(head) if head.removeprefix("-").isdecimal() else head
     found = inspect_faithfulness(
-        model, output, data=data, examples=examples, layer=layer, head=number, max_tokens=max_tokens, seed=seed
+        model,
+        output,
+        data=data,
+        examples=examples,
+        layer=layer,
+        head=_number_or_name(head),
+        max_tokens=max_tokens,
+        seed=seed,
     )
     typer.echo(found.summary())
     typer.echo(f"Drawn in {output}")
@@ -83,7 +92,6 @@ def marks(
     output: Annotated[Path, typer.Option(help="File of the picture.")] = Path("marks.png"),
 ) -> None:
     """Tell how much of a captioner's attention lies on a letter's mark while it names the mark."""
-    number = int(head) if head.removeprefix("-").isdecimal() else head
-    found = inspect_marks(model, output, mark, examples=examples, layer=layer, head=number)
+    found = inspect_marks(model, output, mark, examples=examples, layer=layer, head=_number_or_name(head))
     typer.echo("\n".join(mark_lines(found)))
     typer.echo(f"Drawn in {output}")

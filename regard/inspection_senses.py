@@ -11,6 +11,7 @@ from .attention_maps import load_attentive
 from .inspection.clusters import load_extra
 from .inspection.senses import WordSenses, word_senses
 from .inspection.senses_figure import draw_senses, example_line
+from .loading import require_ending
 from .training.sentences import split_sentences
 from .training.sources import load_documents
 
@@ -32,8 +33,7 @@ def senses(
     output: Annotated[Path, typer.Option(help="File of the picture, .png or .svg.")] = Path("senses.png"),
 ) -> None:
     """Cluster a word's contextual vectors, beside its word2vec neighbours, and split their variance by contexts."""
-    if output.suffix not in (".png", ".svg"):
-        raise ValueError(f"`output` ({output}) must end with .png or .svg")
+    require_ending(output, (".png", ".svg"))
     for module, package in (("gensim", "gensim"), ("sklearn", "scikit-learn")):
         load_extra(module, package)
     network, tokenizer = load_attentive(model)

@@ -8,19 +8,18 @@ from typing import Annotated, Any
 import torch
 import typer
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer
+from transformers import PreTrainedConfig
 
-from .generate import load_generator
+from .generate import GENERATORS
 from .inspection.calculation import parse_matrix, parse_vector, worked_calculation
 from .inspection.dependence import order_effect, position_gradients
 from .inspection.heads import HeadDistances, head_distances, plot_head_distances
 from .inspection.shapes import format_trace, trace_shapes
+from .loading import load_network, require_ending
 from .modeling.base import shift_right
 from .modeling.bert import RegardBertModel
-from .modeling.pretrained import POOLER, load_part
-from .modeling.pretrained import load_model as load_weights
 from .registration import FAMILIES
-from .training.run import model_path, naming_the_model, require_text
+from .training.run import require_text
 from .training.sources import load_documents
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -41,16 +40,16 @@ def load_model(model: str | Path) -> tuple[Any, Any]:
     Raises:
         ValueError: if there is no such model, or it is of another family.
     """
-    path = model_path(model)
-    with naming_the_model("model", model, path):
-        label = f"`model` ({model})"
-        model_type = load_part(AutoConfig, path, label).model_type
-        if model_type in ("bert", "regard_bert"):
-            return load_weights(RegardBertModel, path, label, POOLER).eval(), load_part(AutoTokenizer, path, label)
-    families = [config.model_type for config in FAMILIES]
-    if model_type not in families:
-        raise ValueError(f"`model` ({model}) is a {model_type!r}: it must be one of {', '.join(families)}, or a BERT")
-    return load_generator(model)
+
+    def choose(config: PreTrainedConfig) -> Any:
+        if config.model_type in ("bert", "regard_bert"):
+            return RegardBertModel
+        if config.model_type not in GENERATORS:
+            families = ", ".join(family.model_type for family in FAMILIES)
+            raise ValueError(f"`model` ({model}) is a {config.model_type!r}: it must be one of {families}, or a BERT")
+        return GENERATORS[config.model_type]
+
+    return load_network(model, choose)
 
 
 def read_inputs(
@@ -196,6 +195,7 @@ def heads(
     output: Annotated[Path, typer.Option(help="File of the picture.")] = Path("heads.png"),
 ) -> None:
     """Draw where each head looks: its mean weight by the distance between key and query."""
+    require_ending(output)
     network, tokenizer = load_model(model)
     texts = text or load_documents(data, max_documents=documents)["text"]
     limit = getattr(network.config, "max_position_embeddings", None)

@@ -23,9 +23,9 @@ from .inspection.marks import (
     plot_marks,
     receptive_field,
 )
+from .loading import require_ending
 from .training.glyphs import SIZES, GlyphDrawing, glyph_drawing
 
-FORMATS = (".png", ".svg", ".pdf")
 SHOWN = 5
 # Letters that lose their dot where they get a mark above.
 _DOTLESS = {"i": "\N{LATIN SMALL LETTER DOTLESS I}", "j": "\N{LATIN SMALL LETTER DOTLESS J}"}
@@ -66,8 +66,7 @@ def inspect_marks(
             what it may be.
     """
     file = Path(output)
-    if file.suffix not in FORMATS:
-        raise ValueError(f"`output` ({output}) must end with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
+    require_ending(file)
     if examples < 1:
         raise ValueError(f"`examples` ({examples}) must be at least 1")
     chosen = marked_images(mark, examples)

@@ -2,7 +2,8 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
-from regard.fill import Guess, fill_masks, model_path
+from regard.fill import Guess, fill_masks
+from regard.training.run import model_path
 
 
 def test_guesses_are_the_most_probable_tokens(run_folder):

@@ -1,0 +1,43 @@
+"""Loading a trained model with what prepares its inputs, and the names of the files that are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, AutoTokenizer
+
+from .modeling.pretrained import POOLER, load_model, load_part
+from .training.run import model_path, naming_the_model
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def load_network(model: str | Path, choose: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """Loads a model for evaluation, and its tokenizer, its image processor or the captioner's processor.
+
+    Args:
+        model: folder of a run or of a model, or a Hub id.
+        choose: gives for a configuration the class, or Auto class, that the model is loaded with.
+
+    Raises:
+        ValueError: if there is no such model, or `choose` will not have it.
+    """
+    path, label = model_path(model), f"`model` ({model})"
+    with naming_the_model("model", model, path):
+        network = load_model(choose(load_part(AutoConfig, path, label)), path, label, POOLER).eval()
+        processor: Any = AutoTokenizer
+        if network.main_input_name == "pixel_values":
+            processor = AutoProcessor if hasattr(network, "feature_grid") else AutoImageProcessor
+        return network, load_part(processor, path, label)
+
+
+def require_ending(output: str | Path, endings: tuple[str, ...] = PICTURES) -> None:
+    """Refuses the name of a file that can't be written, before there is any work.
+
+    Raises:
+        ValueError: if it has none of the endings.
+    """
+    if Path(output).suffix not in endings:
+        raise ValueError(f"`output` ({output}) must end with {', '.join(endings[:-1])} or {endings[-1]}")
