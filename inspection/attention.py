@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import ImageProcessingMixin, PreTrainedModel
 
+from ..modeling.base import shift_right
 from ..tokenization.processor import ImageSource, open_image, to_rgb
 from .kernels import weights_shown
 from .maps import AttentionMap
@@ -156,7 +157,8 @@ def _look_at_pair(
     else:
         encoded, written = _encode(model, tokenizer, "target", target)
         labels = encoded["input_ids"]
-    start, decoder_inputs = _shift(model, labels)
+    start = decoder_start(model)
+    decoder_inputs = shift_right(labels, start, None)
     outputs = model.base_model(**inputs, decoder_input_ids=decoder_inputs, output_attentions=True, return_dict=True)
     read = (special_token(tokenizer, start), *written[:-1])
     looks = {
@@ -230,16 +232,24 @@ def _check_ids(model: Any, name: str, ids: Tensor) -> None:
 def _generate(model: Any, tokenizer: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, tuple[Token, ...]]:
     if not model.can_generate():
         raise ValueError(f"`target` is missing, and a {type(model).__name__} can't generate one: give it")
-    options = model.generation_config
-    # transformers would take as many, and warn of it.
-    length = {} if options.max_new_tokens or options.max_length else {"max_new_tokens": NEW_TOKENS}
-    # Without the token that the decoder starts with.
-    labels = model.generate(**inputs, do_sample=False, **length)[:, 1:]
+    labels = written_labels(model, inputs)
     return labels, decoded_tokens(tokenizer, labels[0].tolist())
 
 
-def _shift(model: Any, labels: Tensor) -> tuple[int, Tensor]:
-    """The token that a decoder starts with, and its input for labels (1, target): that token, and all but the last."""
+def written_labels(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """What a model itself writes, (1, target), without the token that its decoder starts with."""
+    options = model.generation_config
+    # transformers would take as many, and warn of it.
+    length = {} if options.max_new_tokens or options.max_length else {"max_new_tokens": NEW_TOKENS}
+    return model.generate(**inputs, do_sample=False, **length)[:, 1:]
+
+
+def decoder_start(model: Any) -> int:
+    """The token that a model's decoder starts with.
+
+    Raises:
+        ValueError: if its configurations do not tell.
+    """
     owners = (model.config, getattr(model, "generation_config", None))
     starts = [getattr(owner, "decoder_start_token_id", None) for owner in owners]
     start = next((each for each in starts if each is not None), None)
@@ -247,7 +257,7 @@ def _shift(model: Any, labels: Tensor) -> tuple[int, Tensor]:
         raise ValueError(
             "the model's configuration must have a `decoder_start_token_id`, which its decoder begins with"
         )
-    return start, torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], dim=1)
+    return start
 
 
 def _numbered(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
@@ -278,7 +288,8 @@ def _look_at_image(
         written = (*words, replace(end, word=words[-1].word + 1))
         _check_length(model, tokenizer, "target", len(ids))
         labels = torch.tensor([ids], device=model.device)
-    start, decoder_inputs = _shift(model, labels)
+    start = decoder_start(model)
+    decoder_inputs = shift_right(labels, start, None)
     outputs = model(pixel_values, decoder_input_ids=decoder_inputs, output_attentions=True, return_dict=True)
     grid = model.feature_grid(*pixel_values.shape[-2:])
     places = _places(grid)
@@ -296,7 +307,7 @@ def _look_at_patches(
     name = type(model).__name__
     if image is None:
         raise ValueError(f"`image` is missing: give what the {name} shall look at")
-    if not hasattr(processor, "image_mean"):
+    if not isinstance(processor, ImageProcessingMixin):
         raise ValueError(f"`processor` is a {type(processor).__name__}: a {name} needs its image processor")
     pixel_values = processor(to_rgb(open_image(image)), return_tensors="pt")["pixel_values"].to(model.device)
     outputs = model.base_model(pixel_values, output_attentions=True, return_dict=True)

@@ -17,7 +17,7 @@ Dimension letters: N variants of the input, L length, E width of the model, K ke
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 
 from ..modeling.base import shift_right
 from ..tokenization.processor import ImageSource
-from .attention import NEW_TOKENS
+from .attention import decoder_start, written_labels
 from .tokens import printable
 
 # A text, a pair of texts, an image, or an image and its caption.
@@ -149,7 +149,7 @@ def studied(
             "erased, special and masked ones not counted"
         )
     predicted = int(found.distribution(found.values)[0].argmax())
-    return Prediction(**{**vars(found), "predicted": predicted})
+    return replace(found, predicted=predicted)
 
 
 def _of_text(
@@ -251,9 +251,7 @@ def _begun_target(
 ) -> dict[str, Any]:
     """The decoder's arguments up to the token that is predicted."""
     if target is None:
-        options = model.generation_config
-        length = {} if options.max_new_tokens or options.max_length else {"max_new_tokens": NEW_TOKENS}
-        labels = model.generate(**inputs, do_sample=False, **length)[:, 1:]
+        labels = written_labels(model, inputs)
     elif hasattr(model, "feature_grid"):
         labels = torch.tensor(tokenizer(labels=target)["labels"], device=model.device)
     else:
@@ -264,13 +262,8 @@ def _begun_target(
     if not words:
         written = "the model writes none" if target is None else repr(target)
         raise ValueError(f"{name} has a target without tokens: {written}")
-    owners = (model.config, model.generation_config)
-    starts = [getattr(owner, "decoder_start_token_id", None) for owner in owners]
-    start = next((each for each in starts if each is not None), None)
-    if start is None:
-        raise ValueError("the model's configuration must have a `decoder_start_token_id`: its decoder begins with it")
     place = int(rng.choice(words))
-    return {"decoder_input_ids": shift_right(labels[:, : place + 1], start, None), "use_cache": False}
+    return {"decoder_input_ids": shift_right(labels[:, : place + 1], decoder_start(model), None), "use_cache": False}
 
 
 def _of_image(model: Any, processor: Any, example: Example, name: str, rng: np.random.Generator) -> Prediction:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+
+from .figure import set_title
 
 RESAMPLES = 2000
 # So little of a distribution is taken for none of it.
@@ -193,8 +194,7 @@ def draw(
     right.set(ylabel="total variation distance", ylim=(-0.03, 1.03))
     right.set_title("Shuffled weights", fontsize=10)
     count = len(next(iter(measures.values())))
-    lines = textwrap.wrap(f"{title} · {count} examples", 150)
-    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=10, color="0.3", parse_math=False)
+    set_title(figure, f"{title} · {count} examples")
     return figure
 
 

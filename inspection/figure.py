@@ -48,8 +48,8 @@ def draw_map(matrix: np.ndarray, queries: Sequence[str], keys: Sequence[str], ti
     for axis, labels, inches in ((axes.xaxis, keys, size[0]), (axes.yaxis, queries, size[1])):
         step = math.ceil(len(labels) * FONT_SIZE * 1.25 / 72 / inches)
         axis.set_ticks(range(0, len(labels), step))
-        drawable, style = _drawable(labels[::step])
-        axis.set_ticklabels(drawable, **style)
+        shown, style = drawable(labels[::step])
+        axis.set_ticklabels(shown, **style)
     for label in axes.get_xticklabels():
         label.set_rotation(90 if len(label.get_text()) > 1 else 0)
     axes.tick_params(length=2 if len(queries) > 40 else 0)
@@ -59,7 +59,7 @@ def draw_map(matrix: np.ndarray, queries: Sequence[str], keys: Sequence[str], ti
     bar = figure.colorbar(picture, ax=axes, shrink=min(1.0, 2.0 / size[1]), aspect=15, pad=0.02)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=FONT_SIZE - 1)
-    _set_title(figure, title)
+    set_title(figure, title)
     return figure
 
 
@@ -97,20 +97,21 @@ def draw_image_map(
             heat = np.concatenate([np.broadcast_to(HEAT, (*grid, 3)), 0.85 * share[..., None]], axis=-1)
             axes.imshow(heat, extent=(-0.5, width - 0.5, height - 0.5, -0.5), interpolation="bilinear")
             name, largest = words[place - 1], f" ({weights.max():.0%})"
-        (label,), style = _drawable([name])
+        (label,), style = drawable([name])
         axes.set_title(label + largest, **style)
-    _set_title(figure, title)
+    set_title(figure, title)
     return figure
 
 
-def _set_title(figure: Figure, title: str) -> None:
+def set_title(figure: Figure, title: str) -> None:
+    """Puts a title above a figure, in as many lines as it needs."""
     # As wide as the figure allows, at about half a font size a character.
     width = int(figure.get_figwidth() * 72 / (0.55 * FONT_SIZE)) - 2
-    lines, style = _drawable(wrap(title, width), limit=None)
+    lines, style = drawable(wrap(title, width), limit=None)
     figure.suptitle("\n".join(lines), x=0.01, ha="left", color="0.3", **style)
 
 
-def _drawable(labels: Sequence[str], limit: int | None = LONGEST_LABEL) -> tuple[list[str], dict[str, Any]]:
+def drawable(labels: Sequence[str], limit: int | None = LONGEST_LABEL) -> tuple[list[str], dict[str, Any]]:
     """Labels of characters that an installed font has, those that none has given by their numbers; and their style."""
     families = {character: _font_of(character) for character in set().union(*labels)}
     drawn = [_shorten([_draw(character, families[character]) for character in label], limit) for label in labels]

@@ -31,7 +31,8 @@ class AttentionMap:
         keys: the token that each column belongs to; for an image the places of its grid, row by row.
         kind: "self"; of an encoder-decoder "encoder", "decoder" or "cross"; "alignment" of a recurrent one; "image".
             Where a decoder looks at what is not its own text, in the last three, a query is the token that the
-            decoder predicted with what it saw. In all others a query is the token at that place of the input.
+            decoder predicted with what it saw. In all others a query is the token at that place of the input, or of a
+            model without a decoder that sees an image the patch at that place, after [CLS] and the like.
         title: says whose weights these are.
         image: what was looked at, for an image.
         grid: height and width of the grid over the image.

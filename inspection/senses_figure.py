@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .figure import FONT_SIZE, _drawable, _set_title
+from .figure import FONT_SIZE, drawable, set_title
 from .occurrences import Occurrence
 from .senses import WordSenses
 from .tokens import printable
@@ -58,7 +58,7 @@ def draw_senses(found: WordSenses, title: str = "") -> Figure:
     _draw_clouds(clouds, found)
     _draw_examples(texts, found, above - 0.1)
     layers = range(len(found.layers))
-    (name,), style = _drawable([found.word])
+    (name,), style = drawable([found.word])
     for axes, rows in (
         (share, {"between its contexts": "share", f"the same of {found.words} other words": "mean_share"}),
         (similar, {"self-similarity": "self_similarity", "two different words": "anisotropy"}),
@@ -72,7 +72,7 @@ def draw_senses(found: WordSenses, title: str = "") -> Figure:
         axes.legend(fontsize=FONT_SIZE - 1, framealpha=0.7)
     share.set_title(f"variance of the vectors of {name}", **style)
     similar.set_title("mean cosine of two vectors", **style)
-    _set_title(figure, title or f"{found.word}: {len(found.occurrences)} contexts, layer {found.layer}")
+    set_title(figure, title or f"{found.word}: {len(found.occurrences)} contexts, layer {found.layer}")
     return figure
 
 
@@ -106,7 +106,7 @@ def _draw_examples(axes: Axes, found: WordSenses, inches: float) -> None:
     def write(line: str, colour: str, weight: str = "normal") -> None:
         nonlocal place
         # Characters that no font has are drawn as their numbers, which are longer.
-        (text,), style = _drawable([line], limit=WIDEST + 4)
+        (text,), style = drawable([line], limit=WIDEST + 4)
         up = 1 - (place + 0.5) * LINE / inches
         axes.text(0, up, text, color=colour, weight=weight, va="center", transform=axes.transAxes, **style)
         place += 1

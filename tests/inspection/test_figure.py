@@ -88,7 +88,7 @@ def test_a_font_is_found_for_what_the_first_has_not():
     )
     family = drawing._font_of(missing)
     assert family not in (None, drawing.FONT)
-    _, style = drawing._drawable([f"a{missing}"])
+    _, style = drawing.drawable([f"a{missing}"])
     assert style["fontfamily"] == [drawing.FONT, family]
 
 
