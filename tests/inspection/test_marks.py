@@ -149,6 +149,34 @@ def test_figures_are_those_of_the_model(captioner):
     )
 
 
+def test_layers_heads_and_seeds_are_told_apart(captioner):
+    recurrent, processor = captioner
+    torch.manual_seed(0)
+    config = RegardCaptionerConfig(
+        **{
+            **recurrent.config.to_dict(),
+            "decoder_type": "transformer",
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+        }
+    )
+    model = RegardCaptionerForConditionalGeneration(config).eval()
+    examples = marked_images("diaeresis", 5)
+
+    def maps(**options):
+        return measure_marks(model, processor, examples, **options).maps["mark"]
+
+    heads = [maps(layer=0, head=head) for head in (0, 1)]
+    assert not np.allclose(heads[0], heads[1])
+    np.testing.assert_allclose(maps(layer=0), (heads[0] + heads[1]) / 2, atol=1e-6)
+    assert not np.allclose(maps(), maps(layer=0))
+    np.testing.assert_array_equal(maps(), maps(layer=1))
+    one, same, other = (measure_marks(model, processor, examples, seed=seed) for seed in (0, 0, 1))
+    assert (one.probability["letter"] == same.probability["letter"]).all()
+    assert (one.probability["letter"] != other.probability["letter"]).any()
+    assert (one.shares["other"] == same.shares["other"]).all()
+
+
 def test_what_a_place_can_see(captioner):
     model, _ = captioner
     rows, columns = receptive_field(model, 48, 48)
