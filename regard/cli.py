@@ -56,11 +56,21 @@ inspect_app.add_typer(inspection_senses_app)
 app.add_typer(inspect_app, name="inspect")
 
 
+def without_secrets(text: str) -> str:
+    """Takes out the token of the Hub, and of addresses the user's name with the password and what is signed."""
+    text = re.sub(r"(\w+://)[^\s/@'\"]+@", r"\1***@", text)
+    text = re.sub(r"(\w+://[^\s?'\"]*\?)[^\s'\")]+", r"\1***", text)
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        if token := os.environ.get(name, "").strip():
+            text = text.replace(token, "***")
+    return text
+
+
 class _Console(logging.Handler):
-    """Prints what the package logs, above a progress bar if there is one."""
+    """Prints what the package logs, above a progress bar if there is one, without what is secret."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = self.format(record)
+        text = without_secrets(self.format(record))
         tqdm.write(f"Warning: {text}" if record.levelno >= logging.WARNING else text)
 
 
@@ -361,16 +371,6 @@ def push(
         run, repo, private=private, revision=revision, bundle=bundle, license=license, language=language
     )
     typer.echo(address)
-
-
-def without_secrets(text: str) -> str:
-    """Takes out the token of the Hub, and of addresses the user's name with the password and what is signed."""
-    text = re.sub(r"(\w+://)[^\s/@'\"]+@", r"\1***@", text)
-    text = re.sub(r"(\w+://[^\s?'\"]*\?)[^\s'\")]+", r"\1***", text)
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-        if token := os.environ.get(name, "").strip():
-            text = text.replace(token, "***")
-    return text
 
 
 def main() -> None:

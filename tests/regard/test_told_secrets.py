@@ -1,8 +1,10 @@
 """What the command line says of an error holds no token, no password and no signature."""
 
+import logging
+
 import pytest
 
-from regard.cli import without_secrets
+from regard.cli import _Console, without_secrets
 
 SECRET = "hf_recognisableTokenOfSomeone"
 
@@ -32,6 +34,15 @@ def test_errors(refusal, monkeypatch, tmp_path, option, value):
 def test_an_address_without_secrets_stays():
     text = "the Hub at https://huggingface.co/me/x@main did not give it (a@b)"
     assert without_secrets(text) == text
+
+
+def test_what_is_logged(monkeypatch, capsys):
+    monkeypatch.setenv("HF_TOKEN", "hf_another")
+    console = _Console()
+    told = f"rows can't be reached: 503 for https://me:{SECRET}@example.org/x?Signature={SECRET} with hf_another"
+    console.handle(logging.LogRecord("regard.training", logging.WARNING, "", 0, told, None, None))
+    shown = "".join(capsys.readouterr())
+    assert shown.strip() == "Warning: rows can't be reached: 503 for https://***@example.org/x?*** with ***"
 
 
 def test_config_that_grows(refusal, tmp_path):
