@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 
 from ..modeling.model_folder import read_json
 from .files import OLD, PARTIAL, attempt, delete_leftovers, not_written, rename_in, set_aside
+from .settings import make_settings
 
 logger = logging.getLogger("regard.training")
 
@@ -210,20 +211,22 @@ def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> Progress:
             # Accelerate passes over what it can't read.
             load(checkpoint / f"random_states_{accelerator.process_index}.pkl", weights_only=True)
         accelerator.load_state(str(checkpoint), load_kwargs={"weights_only": True})
-    except (UnpicklingError, EOFError):
+    except UnpicklingError:
         raise ValueError(f"the checkpoint {checkpoint} may run code when it is loaded, and is not") from None
-    except (RuntimeError, SafetensorError) as error:
+    except (RuntimeError, SafetensorError, EOFError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"the checkpoint {checkpoint} does not fit the model: {reason}") from None
     return _read_progress(checkpoint)
 
 
 def _read_progress(checkpoint: Path) -> Progress:
-    values = read_json(checkpoint, _STATE_FILE, f"the checkpoint {checkpoint}")
-    usual = asdict(Progress(best_step=0, best_loss=0.0))
-    for name, value in values.items():
-        kinds = (int,) if isinstance(usual.get(name), int) else (int, float)
-        fits = isinstance(value, kinds) and not isinstance(value, bool) and (value >= 0 or name == "best_loss")
-        if name not in usual or not (fits or (value is None and name in ("best_step", "best_loss"))):
-            raise ValueError(f"the checkpoint {checkpoint} has a {_STATE_FILE} with {name!r}: {value!r}")
-    return Progress(**values)
+    label = f"the checkpoint {checkpoint}"
+    values = read_json(checkpoint, _STATE_FILE, label)
+    try:
+        progress = make_settings(Progress, values)
+    except ValueError as error:
+        raise ValueError(f"{label} has a {_STATE_FILE} that does not fit: {error}") from None
+    for name, value in asdict(progress).items():
+        if value is not None and not value >= 0 and name != "best_loss":
+            raise ValueError(f"{label} has a {_STATE_FILE} with a negative `{name}` ({value})")
+    return progress

@@ -422,9 +422,8 @@ class Loop:
     def _keep_history_to(self, step: int) -> None:
         """Drops what was recorded after the checkpoint that the run goes on from, and a line that was torn."""
         kept = []
-        for line in (
-            self.history.read_text(encoding="utf-8", errors="replace").splitlines() if self.history.exists() else []
-        ):
+        text = self.history.read_text(encoding="utf-8", errors="replace") if self.history.exists() else ""
+        for line in text.splitlines():
             # Whatever else stands there is no record.
             with contextlib.suppress(ValueError, TypeError, LookupError, RecursionError):
                 if json.loads(line)["step"] <= step:

@@ -93,11 +93,11 @@ def changes(begun: dict[str, Any], now: dict[str, Any]) -> list[str]:
     found = []
     for part, rows in now["data"].items():
         before = begun["data"][part]
-        if rows["rows"] != before.get("rows"):
-            found.append(f"the {part} data had {_number(before.get('rows'))} rows, not {rows['rows']:,}")
+        if rows["rows"] != before["rows"]:
+            found.append(f"the {part} data had {before['rows']:,} rows, not {rows['rows']:,}")
         elif rows != before:
             found.append(f"the {part} data has the same number of rows ({rows['rows']:,}), but others")
-    if now["tokenizer"] != begun.get("tokenizer"):
+    if now["tokenizer"] != begun["tokenizer"]:
         found.append("the tokenizer in the folder has been changed")
     found += [
         f"the model's `{name}` was {begun['model'].get(name)!r}, not {now['model'].get(name)!r}"
@@ -122,18 +122,17 @@ def load_origin(folder: Path) -> dict[str, Any] | None:
     if not file.exists():
         return None
     origin = read_json(folder, ORIGIN_FILE, f"the run in {folder}")
-    parts = [*(origin.get(name) for name in ("data", "model", "versions")), *_values(origin.get("data"))]
-    if not all(isinstance(part, dict) for part in parts) or origin["data"].keys() != {"training", "held-out"}:
+    if not _is_whole(origin):
         raise ValueError(f"the run in {folder} has an {ORIGIN_FILE} that does not tell what it began with")
     return origin
 
 
-def _number(rows: Any) -> str:
-    return f"{rows:,}" if isinstance(rows, int) else repr(rows)
-
-
-def _values(part: Any) -> list[Any]:
-    return list(part.values()) if isinstance(part, dict) else []
+def _is_whole(origin: dict[str, Any]) -> bool:
+    if not all(isinstance(origin.get(name), dict) for name in ("data", "model", "versions")):
+        return False
+    parts = origin["data"]
+    counted = all(isinstance(part, dict) and isinstance(part.get("rows"), int) for part in parts.values())
+    return "tokenizer" in origin and parts.keys() == {"training", "held-out"} and counted
 
 
 def save_origin(folder: Path, origin: dict[str, Any]) -> None:

@@ -13,6 +13,21 @@ from regard.training.settings import read_yaml
 SPOILT = [b"", b"[]", b"null", b'"x"', b"[" * 5_000, b"\0\0", "{}".encode("utf-16"), b"\xef\xbb\xbf{}", b'{"a":']
 
 
+DATA = {"training": {"rows": 3}, "held-out": {"rows": 3}}
+WHOLE = {"data": DATA, "model": {}, "versions": {}, "tokenizer": ""}
+ORIGINS = [
+    json.dumps(origin).encode()
+    for origin in (
+        {},
+        WHOLE | {"data": 5},
+        WHOLE | {"data": {"training": {"rows": 3}}},
+        WHOLE | {"data": {"training": {"rows": "3"}, "held-out": {"rows": 3}}},
+        WHOLE | {"model": None},
+        {name: value for name, value in WHOLE.items() if name != "tokenizer"},
+    )
+]
+
+
 def refused(function, *args):
     with pytest.raises(ValueError, match=r"\A[^\n]*\Z") as raised:
         function(*args)
@@ -25,7 +40,7 @@ def test_results(tmp_path, content):
     assert f"the run in {tmp_path} has a results.json" in refused(load_results, tmp_path)
 
 
-@pytest.mark.parametrize("content", [*SPOILT, b"{}", b'{"data": 5, "model": {}, "versions": {}}'])
+@pytest.mark.parametrize("content", [*SPOILT, *ORIGINS])
 def test_origin(tmp_path, content):
     (tmp_path / "origin.json").write_bytes(content)
     assert f"the run in {tmp_path} has an origin.json" in refused(load_origin, tmp_path).replace(" a o", " an o")
@@ -48,6 +63,11 @@ def test_origin(tmp_path, content):
 def test_progress(tmp_path, content):
     (tmp_path / "progress.json").write_bytes(content)
     assert f"the checkpoint {tmp_path} has a progress.json" in refused(_read_progress, tmp_path)
+
+
+def test_an_origin_that_is_whole(tmp_path):
+    (tmp_path / "origin.json").write_text(json.dumps(WHOLE))
+    assert load_origin(tmp_path) == WHOLE
 
 
 def test_progress_comes_back(tmp_path):
