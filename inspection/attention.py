@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers import ImageProcessingMixin, PreTrainedModel
+from transformers import BaseImageProcessor, PreTrainedModel
 
 from ..modeling.base import shift_right
 from ..tokenization.processor import ImageSource, open_image, to_rgb
@@ -307,7 +307,7 @@ def _look_at_patches(
     name = type(model).__name__
     if image is None:
         raise ValueError(f"`image` is missing: give what the {name} shall look at")
-    if not isinstance(processor, ImageProcessingMixin):
+    if not isinstance(processor, BaseImageProcessor):
         raise ValueError(f"`processor` is a {type(processor).__name__}: a {name} needs its image processor")
     pixel_values = processor(to_rgb(open_image(image)), return_tensors="pt")["pixel_values"].to(model.device)
     outputs = model.base_model(pixel_values, output_attentions=True, return_dict=True)
