@@ -1,5 +1,6 @@
 """Where the marks of letters are, and how much of a captioner's attention lies there."""
 
+import itertools
 import unicodedata
 
 import numpy as np
@@ -10,6 +11,7 @@ from regard import RegardCaptionerConfig, RegardCaptionerForConditionalGeneratio
 from regard.inspection.attention import attention_map
 from regard.inspection.marks import covered, mark_pixels, measure_marks, receptive_field, shares_on
 from regard.inspection.marks import without_patch as erase
+from regard.marks import _locate as locate
 from regard.marks import inspect_marks, mark_lines, marked_images
 from regard.tokenization.words import train_words
 from regard.training.glyphs import FACES, GlyphDrawing
@@ -134,9 +136,12 @@ def test_figures_are_those_of_the_model(captioner):
     model.eval()
     for number, example in enumerate(examples):
         found = attention_map(model, processor, image=example.image, target=example.caption)
-        words = [query.text.strip() for query in found.queries]
-        weights = found.matrix()[words.index("diaeresis")].reshape(found.grid)
-        np.testing.assert_allclose(figures.maps["mark"][number], weights, atol=1e-5)
+        spans = [query.span for query in found.queries]
+        for name, (start, end) in example.spans.items():
+            rows = [place for place, span in enumerate(spans) if span and start <= span[0] and span[1] <= end]
+            weights = found.matrix()[rows].mean(axis=0).reshape(found.grid)
+            np.testing.assert_allclose(figures.maps[name][number], weights, atol=1e-5)
+        weights = figures.maps["mark"][number]
         share = sum(
             weights[row * found.grid[0] // 48, column * found.grid[1] // 48] * found.grid[0] * found.grid[1] / 48**2
             for row, column in zip(*np.nonzero(example.mask), strict=True)
@@ -147,6 +152,55 @@ def test_figures_are_those_of_the_model(captioner):
     assert all(
         (shares[name][:, 0] <= shares["most"][:, 0] + 1e-9).all() for name in ("mark", "letter", "base", "even")
     )
+
+
+def test_probabilities_are_those_of_the_model(captioner):
+    model, processor = captioner
+    examples = marked_images("diaeresis", 4)
+    figures = measure_marks(model, processor, examples)
+    kinds = list(figures.probability.values())
+    assert all((one != other).all() for one, other in itertools.combinations(kinds, 2))
+    for number, example in enumerate(examples):
+        labels = processor(labels=[example.caption], return_tensors="pt")["labels"]
+        # The mark is one word, the last before the end.
+        place = labels.shape[1] - 2
+        assert processor.tokenizer.decode(labels[0, place]) == "diaeresis"
+        for name, image in (("is", example.image), ("mark", example.base)):
+            pixels = processor(images=image, return_tensors="pt")["pixel_values"]
+            with torch.no_grad():
+                scores = model(pixels, labels=labels).logits[0, place].softmax(dim=-1)
+            assert figures.probability[name][number] == pytest.approx(float(scores[labels[0, place]]), rel=1e-4)
+            if name == "is":
+                assert figures.right[number] == (int(scores.argmax()) == int(labels[0, place]))
+
+
+def test_the_other_map_is_that_of_another_drawing(captioner):
+    examples = marked_images("diaeresis", 4)
+    figures = measure_marks(*captioner, examples)
+    maps = figures.maps["mark"]
+    for number, example in enumerate(examples):
+        covers = np.repeat(covered(example.mask, maps.shape[1:])[None], len(maps), axis=0)
+        shares = shares_on(maps, covers)
+        others = [place for place in range(len(maps)) if np.allclose(shares[place], figures.shares["other"][number])]
+        assert others
+        assert number not in others
+
+
+@pytest.mark.parametrize(("character", "above"), [("ì", True), ("ị", False), ("í", True)])
+def test_a_letter_with_a_dot_of_its_own(character, above):
+    mark = unicodedata.name(character).partition(" WITH ")[2].lower()
+    found = locate(drawn(character), unicodedata.name(character).lower(), mark)
+    rows = np.nonzero(found.mask)[0]
+    stem = np.nonzero(np.asarray(drawn("ı").draw()) < 128)[0]
+    assert (rows.max() < stem.min()) if above else (rows.min() > stem.max())
+    assert parts_of(found.mask) == 1
+
+
+def test_letters_without_a_combining_mark_are_none():
+    with pytest.raises(ValueError, match="must be a mark of the glyphs") as raised:
+        marked_images("stroke", 1)
+    assert "STROKE" not in str(raised.value)
+    assert " AND " not in str(raised.value)
 
 
 def test_layers_heads_and_seeds_are_told_apart(captioner):

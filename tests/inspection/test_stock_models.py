@@ -105,6 +105,23 @@ def test_a_stock_captioner_is_refused(tokenizers: dict[str, Any], target: str | 
         attention_map(model, tokenizers["bytes"], image=image, target=target)
 
 
+def test_rows_that_sum_to_more_than_one_are_no_weights(
+    tokenizers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = tokenizers["pieces"]
+    model = _make("BertModel", tokenizer)
+    forward = model.forward
+
+    def with_twice(**inputs: Any) -> Any:
+        outputs = forward(**inputs)
+        outputs["attentions"] = tuple(2 * layer for layer in outputs["attentions"])
+        return outputs
+
+    monkeypatch.setattr(model, "forward", with_twice)
+    with pytest.raises(ValueError, match=r"^a BertModel gave numbers that are no weights: .* sums to more than one$"):
+        attention_map(model, tokenizer, TEXT)
+
+
 # Models that see
 
 

@@ -56,6 +56,7 @@ def test_origin(tmp_path, content):
         b'{"step": true}',
         b'{"step": 1e999}',
         b'{"step": NaN}',
+        b'{"seconds": NaN}',
         b'{"step": 4, "evil": 1}',
         b'{"best_step": "../../x"}',
     ],
