@@ -12,6 +12,14 @@ from typing import Any
 TOGETHER = 1.0
 
 
+def _nothing(number: int, frame: FrameType | None) -> None:
+    """What is left to do when a child ends.
+
+    Not `SIG_DFL`, which does the same: Python prints an error where a signal that has come already, but was not yet
+    handled, turns out to have no handler.
+    """
+
+
 class StopSignals:
     """While entered, SIGINT and SIGTERM do not end the process; the first is kept here, to be acted on in time.
 
@@ -56,7 +64,7 @@ class StopSignals:
             if hasattr(signal, "SIGCHLD"):
                 # The processes that prepare batches may have got it too. When one ends, torch raises an error amid
                 # whatever is being done.
-                self._set(signal.SIGCHLD, signal.SIG_DFL)
+                self._set(signal.SIGCHLD, _nothing)
         elif now - self._since > TOGETHER:
             self._restore()
             signal.raise_signal(number)

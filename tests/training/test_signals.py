@@ -190,11 +190,30 @@ def test_the_end_of_a_child_is_no_error_once_a_signal_came():
         with StopSignals():
             assert signal.getsignal(signal.SIGCHLD) is raising
             signal.raise_signal(signal.SIGTERM)
-            assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
+            assert signal.getsignal(signal.SIGCHLD) is not raising
             signal.raise_signal(signal.SIGCHLD)
         assert signal.getsignal(signal.SIGCHLD) is raising
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_child_may_end_at_the_same_moment(monkeypatch):
+    """Python prints what went wrong with a signal that it finds without a handler, and goes on."""
+    printed = []
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    both = {signal.SIGTERM, signal.SIGCHLD}
+    before = signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    try:
+        with StopSignals() as stop:
+            signal.pthread_sigmask(signal.SIG_BLOCK, both)
+            for number in both:
+                os.kill(os.getpid(), number)
+            # Python sees both at once.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
+            assert stop.received == signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert not printed
 
 
 @pytest.mark.usefixtures("handlers")
