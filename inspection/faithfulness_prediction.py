@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 
 from ..modeling.base import shift_right
 from ..tokenization.processor import ImageSource
-from .attention import decoder_start, written_labels
+from .looking import decoder_start, written_labels
 from .tokens import printable
 
 # A text, a pair of texts, an image, or an image and its caption.

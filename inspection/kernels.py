@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 
 def _configurations(config: Any) -> Iterator[Any]:
@@ -24,13 +24,19 @@ def weights_shown(model: PreTrainedModel) -> Iterator[None]:
     Afterwards, also after an error, each of its modules is in its mode and on its kernel again.
     """
     modes = [(module, module.training) for module in model.modules()]
-    owners = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-    # Outer ones first: setting one's kernel sets those inside it.
-    kernels = [(config, config._attn_implementation) for owner in owners for config in _configurations(owner.config)]
+    # Outer ones first: setting one's kernel sets those inside it. The layers of a model that was put into another one
+    # may have a configuration of their own still, apart from that of either.
+    owners = [
+        module.config for module in model.modules() if isinstance(getattr(module, "config", None), PreTrainedConfig)
+    ]
+    configs = {id(config): config for owner in owners for config in _configurations(owner)}.values()
+    kernels = [(config, config._attn_implementation) for config in configs]
     try:
         model.eval()
         if any(kernel != "eager" for _, kernel in kernels):
             model.set_attn_implementation("eager")
+            for config in configs:
+                config._attn_implementation = "eager"
         with torch.no_grad():
             yield
     finally:

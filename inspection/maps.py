@@ -26,7 +26,7 @@ class AttentionMap:
     Args:
         weights: float32, (layers, heads, queries, keys). A query's weights sum to one, or are all zero where there was
             nothing to look at; to less than one in a model with attention sinks, which take the rest. Of a model of
-            which only some layers attend the layers are those, numbered from 0.
+            which only some layers attend the layers are those: `numbers` tells which of the model's they are.
         queries: the token that each row belongs to.
         keys: the token that each column belongs to; for an image the places of its grid, row by row.
         kind: "self"; of an encoder-decoder "encoder", "decoder" or "cross"; "alignment" of a recurrent one; "image".
@@ -36,6 +36,7 @@ class AttentionMap:
         title: says whose weights these are.
         image: what was looked at, for an image.
         grid: height and width of the grid over the image.
+        numbers: the number in the model of each layer, where only some attend; all of them if not given.
     """
 
     weights: np.ndarray
@@ -45,6 +46,7 @@ class AttentionMap:
     title: str = ""
     image: Image.Image | None = None
     grid: tuple[int, int] | None = None
+    numbers: tuple[int, ...] = ()
 
     @property
     def layers(self) -> int:
@@ -55,6 +57,12 @@ class AttentionMap:
     def heads(self) -> int:
         """The number of heads of a layer."""
         return self.weights.shape[1]
+
+    def layer_name(self, layer: int) -> str:
+        """A layer's number, with that which it has in the model where the two differ."""
+        if not self.numbers or self.numbers[layer] == layer:
+            return str(layer)
+        return f"{layer} ({self.numbers[layer]} of the model)"
 
     def matrix(self, layer: int = -1, head: int | str = "mean") -> np.ndarray:
         """The weights of one layer, (queries, keys).
@@ -96,7 +104,7 @@ class AttentionMap:
             shown = "the one head"
         else:
             shown = f"{head} of {self.heads} heads" if isinstance(head, str) else f"head {range(self.heads)[head]}"
-        title = f"{self.title} · {self.kind} attention, layer {layer}, {shown}".removeprefix(" · ")
+        title = f"{self.title} · {self.kind} attention, layer {self.layer_name(layer)}, {shown}".removeprefix(" · ")
         queries = [query.label for query in self.queries]
         if self.image is not None and self.grid is not None:
             if len(queries) > MOST_PANELS:

@@ -55,7 +55,7 @@ def _describe(attention: AttentionMap) -> dict[str, Any]:
     return {
         "title": printable(attention.title),
         "kind": attention.kind,
-        "layers": attention.layers,
+        "layers": [attention.layer_name(layer) for layer in range(attention.layers)],
         "heads": attention.heads,
         "same": same,
         "queries": _describe_tokens(attention.queries),

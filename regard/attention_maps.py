@@ -6,9 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModel, AutoModelForImageTextToText, AutoModelForSeq2SeqLM, PreTrainedConfig
+from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoModel,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    PreTrainedConfig,
+)
 
-from .configuration.captioner import RegardCaptionerConfig
 from .inspection.attention import attention_map
 from .inspection.maps import AttentionMap
 from .loading import load_network, require_ending
@@ -27,10 +32,11 @@ def load_attentive(model: str | Path) -> tuple[Any, Any]:
 
 
 def _class_that_shows(config: PreTrainedConfig) -> Any:
-    if isinstance(config, RegardCaptionerConfig):
-        return AutoModelForImageTextToText
+    if not config.is_encoder_decoder:
+        return AutoModel
     # A target that is not given must be generated.
-    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModel
+    captions = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return AutoModelForImageTextToText if captions else AutoModelForSeq2SeqLM
 
 
 def draw_attention(

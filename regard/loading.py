@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, AutoTokenizer
+from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, AutoTokenizer, TrOCRProcessor
 
 from .modeling.pretrained import POOLER, load_model, load_part
 from .training.run import model_path, naming_the_model
@@ -15,7 +15,7 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 def load_network(model: str | Path, choose: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """Loads a model for evaluation, and its tokenizer, its image processor or the captioner's processor.
+    """Loads a model for evaluation, and its tokenizer, its image processor, or both in one.
 
     Args:
         model: folder of a run or of a model, or a Hub id.
@@ -27,10 +27,16 @@ def load_network(model: str | Path, choose: Callable[[Any], Any]) -> tuple[Any, 
     path, label = model_path(model), f"`model` ({model})"
     with naming_the_model("model", model, path):
         network = load_model(choose(load_part(AutoConfig, path, label)), path, label, POOLER).eval()
-        processor: Any = AutoTokenizer
-        if network.main_input_name == "pixel_values":
-            processor = AutoProcessor if hasattr(network, "feature_grid") else AutoImageProcessor
-        return network, load_part(processor, path, label)
+        sees = network.main_input_name == "pixel_values"
+        if not (hasattr(network, "get_text_features") or (sees and network.can_generate())):
+            return network, load_part(AutoImageProcessor if sees else AutoTokenizer, path, label)
+        processor = load_part(AutoProcessor, path, label)
+        if not hasattr(processor, "image_processor"):
+            # Of a stock captioner the two are often saved apart. This one takes any.
+            processor = TrOCRProcessor(
+                load_part(AutoImageProcessor, path, label), load_part(AutoTokenizer, path, label)
+            )
+        return network, processor
 
 
 def require_ending(output: str | Path, endings: tuple[str, ...] = PICTURES) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import transformers
 from PIL import Image
 
 from regard.inspection.attention import attention_map
+from regard.inspection.maps import AttentionMap
 from tests.inspection.conftest import SMALL, TEXT
 
 
@@ -44,7 +47,8 @@ def test_layers_of_a_hybrid_that_attend_are_shown(
     # Some models leave layers that don't attend out of their output; others have a None in their place.
     def with_none(input_ids: torch.Tensor, use_cache: bool | None = None, **options: Any) -> Any:
         outputs = forward(input_ids, use_cache=use_cache, **options)
-        outputs["attentions"] = (None, *outputs["attentions"])
+        second, fifth = outputs["attentions"]
+        outputs["attentions"] = (None, None, second, None, None, fifth)
         return outputs
 
     if says_none:
@@ -56,7 +60,22 @@ def test_layers_of_a_hybrid_that_attend_are_shown(
         given = model.base_model(**inputs, use_cache=False, output_attentions=True).attentions
     expected = torch.cat([layer for layer in given if layer is not None])
     assert found.layers == 2
+    assert found.numbers == (2, 5)
+    assert [found.layer_name(layer) for layer in range(2)] == ["0 (2 of the model)", "1 (5 of the model)"]
+    assert "layer 1 (5 of the model)" in found.figure().get_suptitle()
     np.testing.assert_array_equal(found.weights, expected.numpy())
+    np.testing.assert_allclose(found.weights.sum(-1), 1, atol=1e-5)
+
+
+def test_the_state_of_a_layer_is_no_weights(tokenizers: dict[str, Any]) -> None:
+    """MiniMax gives the states of its linear layers where others give weights; here their shape is the same."""
+    tokenizer = tokenizers["bytes"]
+    layers = {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+    heads = {"num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 2, "intermediate_size": 16}
+    model = _make("MiniMaxForCausalLM", tokenizer, **layers, **heads, block_size=4)
+    found = attention_map(model, tokenizer, "abcdefg")
+    assert found.weights.shape == (1, 4, 8, 8)
+    assert found.numbers == (1,)
     np.testing.assert_allclose(found.weights.sum(-1), 1, atol=1e-5)
 
 
@@ -94,17 +113,6 @@ def test_scores_are_refused(tokenizers: dict[str, Any]) -> None:
         attention_map(model, tokenizer, TEXT)
 
 
-@pytest.mark.parametrize("target", [None, "the river"])
-def test_a_stock_captioner_is_refused(tokenizers: dict[str, Any], target: str | None) -> None:
-    vision = transformers.ViTConfig(**SMALL, num_hidden_layers=1, image_size=32, patch_size=8)
-    text = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=4, vocab_size=300, add_cross_attention=True)
-    config = transformers.VisionEncoderDecoderConfig(encoder=vision.to_dict(), decoder=text.to_dict())
-    model = transformers.VisionEncoderDecoderModel(config)
-    image = Image.new("RGB", (32, 32))
-    with pytest.raises(ValueError, match="a VisionEncoderDecoderModel can't be shown an `image`"):
-        attention_map(model, tokenizers["bytes"], image=image, target=target)
-
-
 def test_rows_that_sum_to_more_than_one_are_no_weights(
     tokenizers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +128,33 @@ def test_rows_that_sum_to_more_than_one_are_no_weights(
     monkeypatch.setattr(model, "forward", with_twice)
     with pytest.raises(ValueError, match=r"^a BertModel gave numbers that are no weights: .* sums to more than one$"):
         attention_map(model, tokenizer, TEXT)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "reason"),
+    [
+        ("BrosModel", {}, "`input_ids` alone, or not on these (ValueError: You have to specify bbox)"),
+        ("XmodModel", {"languages": ["en_XX", "de_DE"]}, "Input language unknown."),
+    ],
+)
+def test_what_a_model_says_that_needs_more(
+    tokenizers: dict[str, Any], name: str, config: dict[str, Any], reason: str
+) -> None:
+    model = _make(name, tokenizers["pieces"], num_hidden_layers=1, **config)
+    kernel = model.config._attn_implementation
+    with pytest.raises(ValueError, match=f"a {name} can't be run on .*{re.escape(reason)}"):
+        attention_map(model, tokenizers["pieces"], TEXT)
+    assert model.config._attn_implementation == kernel
+
+
+def test_a_lack_of_memory_is_told_as_such(tokenizers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**inputs: Any) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    model = _make("BertModel", tokenizers["pieces"])
+    monkeypatch.setattr(model, "forward", fail)
+    with pytest.raises(torch.OutOfMemoryError, match="full"):
+        attention_map(model, tokenizers["pieces"], TEXT)
 
 
 # Models that see
@@ -171,6 +206,103 @@ def test_maps_over_the_patches_of_an_image(name: str, config: dict[str, Any], be
     assert found.image.size == (60, 40)
 
 
+def _check_patches(found: AttentionMap, given: tuple[torch.Tensor, ...], before: int) -> None:
+    np.testing.assert_array_equal(found.weights, torch.cat(given)[..., before:].numpy())
+    assert found.grid == (4, 6)
+    assert found.kind == "image"
+
+
+@pytest.mark.parametrize("name", ["CLIPModel", "ChineseCLIPModel", "VisionTextDualEncoderModel"])
+def test_of_a_model_with_two_stacks_the_one_that_is_asked(tokenizers: dict[str, Any], name: str) -> None:
+    """For a text the one for texts, for an image that for images; by tokenizer, image processor or both in one."""
+    tokenizer = tokenizers["pieces"]
+    text = {**SMALL, "num_hidden_layers": 2, "vocab_size": len(tokenizer)}
+    sight = {**SIGHT, "intermediate_size": 16, "image_size": 48}
+    torch.manual_seed(0)
+    if name == "VisionTextDualEncoderModel":
+        model = transformers.VisionTextDualEncoderModel(
+            vision_model=transformers.ViTModel(transformers.ViTConfig(**sight)),
+            text_model=transformers.BertModel(transformers.BertConfig(**text)),
+        )
+    else:
+        config_class = getattr(transformers, f"{name.removesuffix('Model')}Config")
+        model = getattr(transformers, name)(config_class(text_config=text, vision_config=sight))
+    model.train()
+    image_processor = transformers.ViTImageProcessorPil(size={"height": 48, "width": 48})
+    both = SimpleNamespace(tokenizer=tokenizer, image_processor=image_processor)
+    of_text = attention_map(model, tokenizer, TEXT)
+    of_image = attention_map(model, image_processor, image=_picture())
+    np.testing.assert_array_equal(attention_map(model, both, TEXT).weights, of_text.weights)
+    np.testing.assert_array_equal(attention_map(model, both, image=_picture()).weights, of_image.weights)
+    assert all(module.training for module in model.modules())
+    assert (of_text.kind, of_text.layers) == ("self", 2)
+    assert (of_image.kind, of_image.grid) == ("image", (6, 6))
+    kernels = [module.config._attn_implementation for module in model.modules() if hasattr(module, "config")]
+    assert set(kernels) == {"sdpa"}
+    # Layers of parts that were made before have configurations of their own.
+    for module in model.eval().modules():
+        if hasattr(module, "config"):
+            module.config._attn_implementation = "eager"
+    inputs = tokenizer(TEXT, return_tensors="pt")
+    pixels = image_processor(_picture(), return_tensors="pt")["pixel_values"]
+    with torch.no_grad():
+        given = model(**inputs, pixel_values=pixels, output_attentions=True)
+    np.testing.assert_allclose(of_text.weights, torch.cat(given.text_model_output.attentions), atol=1e-6)
+    expected = torch.cat(given.vision_model_output.attentions)[..., 1:]
+    np.testing.assert_allclose(of_image.weights, expected, atol=1e-6)
+
+
+def test_the_patches_of_a_model_for_texts_and_images_with_a_head(tokenizers: dict[str, Any]) -> None:
+    config = transformers.CLIPConfig(vision_config={**SIGHT, "intermediate_size": 16, "image_size": 48})
+    found = attention_map(
+        transformers.CLIPForImageClassification(config),
+        transformers.ViTImageProcessorPil(size={"height": 48, "width": 48}),
+        image=_picture(),
+    )
+    assert found.grid == (6, 6)
+    assert [query.label for query in found.queries][:2] == ["[CLS]", "row 1, column 1"]
+
+
+@pytest.mark.parametrize("target", [None, "the river"])
+@pytest.mark.parametrize("stack", ["ViT", "DonutSwin"])
+def test_a_stock_captioner(tokenizers: dict[str, Any], stack: str, target: str | None) -> None:
+    tokenizer = tokenizers["bytes"]
+    if stack == "ViT":
+        vision = transformers.ViTConfig(**SIGHT)
+    else:
+        # Its grid is coarser by half after each stage but the last.
+        windows = {"depths": [1, 1], "num_heads": [2, 2], "window_size": 2, "embed_dim": 16, "image_size": [32, 48]}
+        vision = transformers.DonutSwinConfig(patch_size=4, **windows)
+    text = transformers.GPT2Config(
+        n_embd=16, n_layer=2, n_head=2, n_positions=12, vocab_size=len(tokenizer), add_cross_attention=True
+    )
+    config = transformers.VisionEncoderDecoderConfig(encoder=vision.to_dict(), decoder=text.to_dict())
+    torch.manual_seed(0)
+    model = transformers.VisionEncoderDecoderModel(config).eval()
+    model.config.decoder_start_token_id = model.generation_config.decoder_start_token_id = 0
+    model.config.pad_token_id = model.generation_config.pad_token_id = 0
+    model.generation_config.max_new_tokens = 4
+    image_processor = transformers.ViTImageProcessorPil(size={"height": 32, "width": 48})
+    processor = SimpleNamespace(tokenizer=tokenizer, image_processor=image_processor)
+    found = attention_map(model, processor, image=_picture(), target=target)
+    pixels = image_processor(_picture(), return_tensors="pt")["pixel_values"]
+    model.set_attn_implementation("eager")
+    if target is None:
+        labels = model.generate(pixels, do_sample=False)[:, 1:]
+    else:
+        labels = tokenizer(target, return_tensors="pt")["input_ids"]
+    assert [query.piece for query in found.queries] == tokenizer.convert_ids_to_tokens(labels[0])
+    with torch.no_grad():
+        given = model(pixels, labels=labels, output_attentions=True)
+    _check_patches(found, given.cross_attentions, before=1 if stack == "ViT" else 0)
+    decoder = attention_map(model, processor, image=_picture(), target=target, kind="decoder")
+    np.testing.assert_array_equal(decoder.weights, torch.cat(given.decoder_attentions).numpy())
+    with pytest.raises(ValueError, match=r"`target` has .* tokens, and the model has room for 12"):
+        attention_map(model, processor, image=_picture(), target="x" * 13)
+    with pytest.raises(ValueError, match="a captioner needs its processor, which has an `image_processor` and a `tok"):
+        attention_map(model, image_processor, image=_picture())
+
+
 def test_a_picture_shows_the_first_of_many_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.inspection.maps.MOST_PANELS", 5)
     processor = transformers.ViTImageProcessorPil(size={"height": 32, "width": 48})
@@ -194,7 +326,5 @@ def test_what_a_model_that_sees_is_refused(tokenizers: dict[str, Any]) -> None:
         attention_map(model, tokenizers["bytes"], image=_picture())
     windows = {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4, "patch_size": 4}
     swin = transformers.SwinModel(transformers.SwinConfig(image_size=32, **windows))
-    with pytest.raises(
-        ValueError, match="gave no weights over the 8 × 12 patches of the image: its attention is in w"
-    ):
+    with pytest.raises(ValueError, match="gave no weights over the 4 × 6 patches of the image: its attention is in w"):
         attention_map(swin, processor, image=_picture())

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import transformers
 from PIL import Image
 from transformers import BertConfig, BertModel
 
@@ -90,6 +91,46 @@ def test_a_target_and_an_image(captioner, tmp_path, command):
     assert ended.code == 0, ended.err
     assert "image attention" in ended.out
     assert "4 queries" in ended.out
+
+
+SIGHT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 48, "patch_size": 8}
+
+
+@pytest.mark.parametrize("in_one", [False, True])
+def test_a_stock_captioner(captioner, stock, command, tmp_path, in_one):
+    """Its tokenizer and image processor are saved apart, or in one."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(stock)
+    text = transformers.BertConfig.from_pretrained(stock, is_decoder=True, add_cross_attention=True)
+    config = transformers.VisionEncoderDecoderConfig(encoder=transformers.ViTConfig(**SIGHT), decoder=text)
+    config.decoder_start_token_id = tokenizer.cls_token_id
+    config.pad_token_id = tokenizer.pad_token_id
+    folder = tmp_path / "model"
+    transformers.VisionEncoderDecoderModel(config).save_pretrained(folder)
+    image_processor = transformers.ViTImageProcessorPil(size={"height": 48, "width": 48})
+    parts = [transformers.TrOCRProcessor(image_processor, tokenizer)] if in_one else [image_processor, tokenizer]
+    for part in parts:
+        part.save_pretrained(folder)
+    options = ["--image", captioner / "image.png", "--target", "a bank", "--output", tmp_path / "map.png"]
+    ended = command("inspect", "attention", folder, *options)
+    assert (ended.code, ended.err) == (0, "")
+    assert "image attention, 2 layer(s) of 4 head(s), 4 queries, 36 keys" in ended.out
+
+
+@pytest.mark.parametrize("option", ["text", "image"])
+def test_a_stock_model_of_texts_and_images(captioner, stock, command, tmp_path, option):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(stock)
+    text = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": len(tokenizer)}
+    config = transformers.CLIPConfig(text_config=text, vision_config=SIGHT)
+    folder = tmp_path / "model"
+    transformers.CLIPModel(config).save_pretrained(folder)
+    image_processor = transformers.CLIPImageProcessorPil(
+        size={"height": 48, "width": 48}, crop_size={"height": 48, "width": 48}
+    )
+    transformers.CLIPProcessor(image_processor, tokenizer).save_pretrained(folder)
+    given = {"text": "the river", "image": captioner / "image.png"}[option]
+    ended = command("inspect", "attention", folder, f"--{option}", given, "--output", tmp_path / "map.html")
+    assert ended.code == 0, ended.err
+    assert {"text": "self attention, 2 layer(s)", "image": "image attention, 1 layer(s)"}[option] in ended.out
 
 
 def test_the_library_does_the_same(stock, tmp_path):
