@@ -49,12 +49,12 @@ def draw_senses(found: WordSenses, title: str = "") -> Figure:
     """
     lines = sum(len(sense.examples) + 2 for sense in found.senses) + 2
     above, below = max(lines * LINE, 3.4), 2.1
-    figure = Figure(figsize=(13.2, above + below + 1.2))
+    figure = Figure(figsize=(11.6, above + below + 1.2))
     height = figure.get_figheight()
-    clouds = figure.add_axes((0.055, (below + 0.65) / height, 0.31, (above - 0.1) / height))
-    texts = figure.add_axes((0.39, (below + 0.65) / height, 0.60, (above - 0.1) / height))
-    share = figure.add_axes((0.055, 0.5 / height, 0.31, (below - 0.75) / height))
-    similar = figure.add_axes((0.43, 0.5 / height, 0.31, (below - 0.75) / height))
+    clouds = figure.add_axes((0.063, (below + 0.65) / height, 0.355, (above - 0.1) / height))
+    texts = figure.add_axes((0.45, (below + 0.65) / height, 0.54, (above - 0.1) / height))
+    share = figure.add_axes((0.063, 0.5 / height, 0.355, (below - 0.75) / height))
+    similar = figure.add_axes((0.5, 0.5 / height, 0.48, (below - 0.75) / height))
     _draw_clouds(clouds, found)
     _draw_examples(texts, found, above - 0.1)
     layers = range(len(found.layers))
@@ -108,7 +108,11 @@ def _draw_examples(axes: Axes, found: WordSenses, inches: float) -> None:
         # Characters that no font has are drawn as their numbers, which are longer.
         (text,), style = drawable([line], limit=WIDEST + 4)
         up = 1 - (place + 0.5) * LINE / inches
-        axes.text(0, up, text, color=colour, weight=weight, va="center", transform=axes.transAxes, **style)
+        label = axes.text(0, up, text, color=colour, weight=weight, va="center", transform=axes.transAxes, **style)
+        # Capitals are wider than most letters.
+        share = axes.get_window_extent().width / label.get_window_extent().width
+        if share < 1:
+            label.set_text(text[: int(share * len(text)) - 1] + "…")
         place += 1
 
     nearest = [word for word, _ in found.static_neighbours]

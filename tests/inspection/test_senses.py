@@ -173,7 +173,8 @@ def test_examples_and_odd_text_are_drawn():
     odd = dataclasses.replace(odd, start=odd.text.index("bank"), end=odd.text.index("bank") + 4)
     assert "[bank]" in example_line(odd)
     assert len(example_line(Occurrence("bank " * 99, 250, 254))) <= 78
-    senses = tuple(dataclasses.replace(sense, examples=(odd, *sense.examples)) for sense in found.senses)
+    wide = Occurrence("W" * 60 + " bank " + "W" * 60, 61, 65)
+    senses = tuple(dataclasses.replace(sense, examples=(odd, wide, *sense.examples)) for sense in found.senses)
     figure = draw_senses(dataclasses.replace(found, senses=senses))
     figure.canvas.draw()
     edge = figure.bbox.x1
