@@ -11,10 +11,10 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedConfig
 from transformers.activations import ACT2FN
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import apply_chunking_to_forward
 
 from .attention import MultiHeadAttention
+from .compat import CachingLayer
 from .layers import Dropout, Linear, activated_linear
 from .packing import Bounds, Chosen
 
@@ -75,7 +75,7 @@ def pre_norm_slot(config: PreTrainedConfig) -> ResidualSlot:
 NORM_SLOTS: dict[str, Callable[[PreTrainedConfig], ResidualSlot]] = {"post": post_norm_slot, "pre": pre_norm_slot}
 
 
-class TransformerBlock(GradientCheckpointingLayer):
+class TransformerBlock(CachingLayer):
     """Self-attention, cross-attention if there is a memory to read, and the feed-forward layer, each in its slot.
 
     Args:

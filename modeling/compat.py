@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers import Cache
 from transformers.masking_utils import create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.deprecation import deprecate_kwarg
 
 # The cache's name among the arguments of transformers' functions, in `generate` and in the outputs of a model.
@@ -38,3 +39,15 @@ def _takes_cache_by_name(forward: Callable) -> Callable:
 takes_cache: Callable[[Callable], Callable] = (
     deprecate_kwarg("past_key_values", "5.40.0", new_name="cache") if CACHE == "cache" else _takes_cache_by_name
 )
+
+
+class CachingLayer(GradientCheckpointingLayer):
+    """A layer that goes without a cache while its activations are recomputed, else it would write to it twice.
+
+    transformers sees to it by the name that it knows the cache by.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if CACHE != "cache" and self.gradient_checkpointing and self.training:
+            kwargs["cache"] = None
+        return super().__call__(*args, **kwargs)
