@@ -137,16 +137,16 @@ class AttentionMap:
         return make_frame(self)
 
 
-def check_number(name: str, number: int | str, count: int, others: str = "") -> int:
+def check_number(name: str, number: int | np.integer | str, count: int, others: str = "") -> int:
     """Returns the number of a layer or a head, if there is one of it.
 
     Raises:
         ValueError: if not, naming what it is called and the others that it may be.
     """
-    if not isinstance(number, int) or not -count <= number < count:
+    if not isinstance(number, (int, np.integer)) or not -count <= number < count:
         last = f" to {count - 1}" if count > 1 else ""
         raise ValueError(f"`{name}` ({number!r}) must be 0{last}, or from the last one back -1 to -{count}{others}")
-    return number
+    return int(number)
 
 
 def _groups(tokens: tuple[Token, ...]) -> list[list[Token]]:
