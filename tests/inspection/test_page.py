@@ -340,6 +340,15 @@ def test_a_text_of_512_tokens(shown):
     assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_a_very_long_word(shown):
+    tokens = tuple(Token(text, text, (0, 1), i, text) for i, text in enumerate(("a", "pneumono" * 200, "b")))
+    browser = shown(AttentionMap(np.full((1, 1, 3, 3), 1 / 3, np.float32), tokens, tokens, "self"))
+    browser.point("#query-1", 0.2, 0.01)
+    assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert browser.evaluate("document.getElementById('tip').offsetHeight < innerHeight / 3")
+    assert browser.evaluate("document.getElementById('said').offsetHeight < innerHeight / 3")
+
+
 def test_words_over_an_image(caption_map, shown):
     browser = shown(caption_map)
     browser.wait("document.getElementById('image').complete")
