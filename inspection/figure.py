@@ -114,7 +114,13 @@ def set_title(figure: Figure, title: str) -> None:
 def drawable(labels: Sequence[str], limit: int | None = LONGEST_LABEL) -> tuple[list[str], dict[str, Any]]:
     """Labels of characters that an installed font has, those that none has given by their numbers; and their style."""
     families = {character: _font_of(character) for character in set().union(*labels)}
-    drawn = [_shorten([_draw(character, families[character]) for character in label], limit) for label in labels]
+    drawn = []
+    for label in labels:
+        before = ("", *label)
+        characters = [
+            _draw(character, families[character], last) for last, character in zip(before, label, strict=False)
+        ]
+        drawn.append(_shorten(characters, limit))
     others = sorted({family for family in families.values() if family is not None} - {FONT})
     # A dollar sign begins no formula.
     return drawn, {"fontfamily": [FONT, *others], "fontsize": FONT_SIZE, "parse_math": False}
@@ -128,11 +134,12 @@ def _shorten(characters: list[str], limit: int | None) -> str:
     return "".join(characters) + "…"
 
 
-def _draw(character: str, family: str | None) -> str:
+def _draw(character: str, family: str | None, before: str) -> str:
     if family is not None:
         return character
-    # Without a font that draws what they modify, these are nothing to be missed.
-    return "" if unicodedata.category(character) in ("Cf", "Mn") else number_of(character)
+    # Without a font that draws what they modify, these are nothing to be missed; on a dotted circle they are all.
+    missed = before == "◌" or unicodedata.category(character) not in ("Cf", "Mn")
+    return number_of(character) if missed else ""
 
 
 @lru_cache(maxsize=4096)

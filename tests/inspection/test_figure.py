@@ -61,6 +61,12 @@ def test_labels_can_be_read_whatever_the_length(shape):
     assert max(figure.get_size_inches()) < 14
 
 
+def test_a_mark_alone_that_no_font_has_is_drawn_as_its_number(monkeypatch):
+    monkeypatch.setattr(drawing, "_font_of", lambda character: drawing.FONT if character in "◌ 1/3" else None)
+    labels, _ = drawing.drawable(["◌\u094d 1/3", "न\u094d"])
+    assert labels == ["◌⟨094D⟩ 1/3", "⟨0928⟩"]
+
+
 def test_any_text_is_drawn():
     labels = [*HARD.split(), *RIGHT_TO_LEFT.split(), "中" * 50, "x" * 200, "$\\frac{$", "a\u200cb", "हिन्दी"]
     figure = drawn(draw_map(np.eye(len(labels)), labels, labels[::-1], HARD))
