@@ -191,6 +191,7 @@ def test_what_cannot_be(monkeypatch):
         ({"layer": 2}, r"^`layer` \(2\) must be at least -2 and less than 2$"),
         ({"senses": 31}, r"^`senses` \(31\) must be at least 1 and at most half of the 60 occurrences$"),
         ({"examples": 0}, r"^`examples` \(0\) must be at least 1$"),
+        ({"seed": -1}, r"^`seed` \(-1\) must be at least 0 and less than 2\*\*32$"),
         ({"max_length": 1}, r"^`max_length` \(1\) has no room for 'bank': it has more tokens$"),
     ):
         with pytest.raises(ValueError, match=message):
