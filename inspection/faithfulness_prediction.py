@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 from ..modeling.base import shift_right
 from ..tokenization.processor import ImageSource
 from .attention import decoder_start, written_labels
+from .kernels import most_tokens
 from .tokens import printable
 
 # A text, a pair of texts, an image, or an image and its caption.
@@ -164,11 +165,10 @@ def _of_text(
     translates, continues = model.config.is_encoder_decoder, model.can_generate()
     if len(texts) == 2 and continues and not translates:
         raise ValueError(f"{name} is a pair of texts: a {kind} goes on from one text")
-    limit = getattr(model.config, "max_position_embeddings", None) or max_tokens
     encoding = tokenizer(
         *(texts[:1] if translates else texts),
         truncation=True,
-        max_length=min(max_tokens, limit, tokenizer.model_max_length),
+        max_length=min(max_tokens, most_tokens(model, tokenizer)),
         return_tensors="pt",
     ).to(model.device)
     ids = encoding["input_ids"]
@@ -255,7 +255,8 @@ def _begun_target(
     elif hasattr(model, "feature_grid"):
         labels = torch.tensor(tokenizer(labels=target)["labels"], device=model.device)
     else:
-        encoding = tokenizer(text_target=target, truncation=True, max_length=max_tokens, return_tensors="pt")
+        most = min(max_tokens, most_tokens(model, tokenizer))
+        encoding = tokenizer(text_target=target, truncation=True, max_length=most, return_tensors="pt")
         labels = encoding["input_ids"].to(model.device)
     special = special_ids(getattr(tokenizer, "tokenizer", tokenizer))
     words = [place for place, token in enumerate(labels[0].tolist()) if token not in special]

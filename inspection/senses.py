@@ -14,6 +14,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from .clusters import Clusters, find_clusters
+from .kernels import most_tokens
 from .maps import check_seed
 from .occurrences import Context, Occurrence, Vectors, WordReader, contextual_vectors, has_own_pieces
 from .variance import anisotropy, self_similarity, share_explained, variance_components
@@ -134,7 +135,7 @@ def word_senses(
     for name, number in (("max_occurrences", max_occurrences), ("word_occurrences", word_occurrences)):
         if number < FEWEST:
             raise ValueError(f"`{name}` ({number}) must be at least {FEWEST}")
-    limit = min(getattr(model.config, "max_position_embeddings", None) or max_length, tokenizer.model_max_length)
+    limit = most_tokens(model, tokenizer)
     reader = WordReader(tokenizer, word)
     contexts = reader.read(texts)
     word = reader.word

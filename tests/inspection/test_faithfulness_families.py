@@ -1,5 +1,7 @@
 """Every family is tested with the attention of its maps, and what can't be tested is told in one line."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -97,6 +99,26 @@ def test_a_token_of_the_target(make_model, name):
     assert [key.label for key in maps.keys[:end]] == list(found.examples[0].inputs)
     rows = np.abs(maps.matrix()[:-1, :end] - found.examples[0].attention).max(axis=1)
     assert rows.min() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["RegardTransformerForConditionalGeneration", "BartForConditionalGeneration"])
+def test_a_target_has_no_more_tokens_than_the_model_has_room_for(make_model, name):
+    """The place of the prediction is drawn of these, so of several seeds one would lie behind them."""
+    model, tokenizer = make_model(name)
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.model_max_length = 60
+    example = ("the river", "bank " * 60)
+    for seed in range(3):
+        check(faithfulness(model, tokenizer, [example, example], max_tokens=300, seed=seed), 2)
+
+
+def test_a_model_without_a_limit_of_its_length(tokenizers):
+    """XLNet has a -1 for it."""
+    tokenizer = tokenizers["pieces"]
+    sizes = {"d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 20, "initializer_range": 0.5}
+    model = transformers.XLNetLMHeadModel(transformers.XLNetConfig(vocab_size=len(tokenizer), **sizes))
+    found = faithfulness(model, tokenizer, [TEXT, TEXT])
+    assert len(found.examples[0].inputs) >= len(TEXT.split())
 
 
 @pytest.fixture
