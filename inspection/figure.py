@@ -22,6 +22,8 @@ FONT_SIZE = 9
 # Inches: what a token gets where there is room, the longer side of the grid at the least and at the most.
 CELL, LEAST, MOST = 0.22, 2.4, 10.0
 LONGEST_LABEL = 24
+# Above an image, with the weight behind it: as many as a panel is wide.
+LONGEST_TITLE = 17
 COLUMNS = 6
 # A page shows the maps of any number of words over an image, a picture those of so many.
 MOST_PANELS = 35
@@ -97,7 +99,7 @@ def draw_image_map(
             heat = np.concatenate([np.broadcast_to(HEAT, (*grid, 3)), 0.85 * share[..., None]], axis=-1)
             axes.imshow(heat, extent=(-0.5, width - 0.5, height - 0.5, -0.5), interpolation="bilinear")
             name, largest = words[place - 1], f" ({weights.max():.0%})"
-        (label,), style = drawable([name])
+        (label,), style = drawable([name], limit=LONGEST_TITLE)
         axes.set_title(label + largest, **style)
     set_title(figure, title)
     return figure

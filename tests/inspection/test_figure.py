@@ -122,6 +122,14 @@ def test_an_image_is_shown_at_its_own_resolution(size):
         assert box.x1 <= figure.bbox.width
 
 
+def test_long_words_over_images_do_not_run_into_each_other():
+    words = ["internationalisation's own", "row 10, column 12", "counterrevolutionaries"]
+    figure = drawn(draw_image_map(np.full((3, 4), 0.25), words, Image.new("L", (9, 9)), (2, 2), "title"))
+    titles = boxes(figure, [axes.title for axes in figure.axes])
+    assert all(left.x1 < right.x0 for left, right in pairwise(titles))
+    assert figure.axes[2].get_title() == "row 10, column 12 (25%)"
+
+
 def test_a_map_draws_what_was_asked_for():
     token = Token("a", "a", (0, 1), 0, "a")
     weights = np.random.default_rng(0).random((2, 3, 1, 1), dtype=np.float32)
