@@ -48,12 +48,16 @@ def position_gradients(model: PreTrainedModel, inputs: Mapping[str, Tensor], see
     given = {key: value for key, value in inputs.items() if key != name}
     given[name.replace("input_ids", "inputs_embeds")] = embedded
     with torch.enable_grad(), evaluating(model):
-        outputs = network(**given, return_dict=True)
-        states = (outputs.logits if "logits" in outputs else outputs.last_hidden_state)[0]  # (L, width)
+        states = _states_of(network(**given, return_dict=True))  # (L, width)
         # The sum over a normalised vector is always the same, so that its gradient says nothing: any other direction.
         direction = torch.randn(states.shape[-1], generator=torch.Generator().manual_seed(seed)).to(states)
         rows = [torch.autograd.grad(state @ direction, embedded, retain_graph=True)[0] for state in states]
     return torch.stack([row[0].abs().amax(dim=-1) for row in rows])  # (L, L)
+
+
+def _states_of(outputs: Any) -> Tensor:
+    """What a model gives for each token of one text; the model inside an adapter may have an output layer."""
+    return (outputs.logits if "logits" in outputs else outputs.last_hidden_state)[0]
 
 
 @contextmanager
@@ -129,7 +133,7 @@ def order_effect(model: PreTrainedModel, input_ids: Tensor, seed: int = 0) -> Or
     def states(ids: Tensor) -> Tensor:
         # Of one segment, said so: a BERT would warn of separators otherwise, which are permuted like the rest.
         segments = {"token_type_ids": torch.zeros_like(ids)} if hasattr(model.config, "type_vocab_size") else {}
-        return network(input_ids=ids, **segments, return_dict=True).last_hidden_state[0]
+        return _states_of(network(input_ids=ids, **segments, return_dict=True))
 
     def difference() -> float:
         return float((states(input_ids[:, order]) - states(input_ids)[order]).abs().max())
