@@ -10,7 +10,7 @@ import typer
 from .attention_maps import load_attentive
 from .inspection.clusters import load_extra
 from .inspection.senses import WordSenses, word_senses
-from .inspection.senses_figure import draw_senses, example_line
+from .inspection.senses_figure import draw_senses, example_line, title_of
 from .loading import require_ending
 from .training.sentences import split_sentences
 from .training.sources import load_documents
@@ -49,7 +49,7 @@ def senses(
         max_length=max_length,
         seed=seed,
     )
-    figure = draw_senses(found, f"{found.word}: {len(found.occurrences)} contexts, {model}, layer {found.layer}")
+    figure = draw_senses(found, f"{title_of(found)} · {model}")
     # However wide a font is, nothing is cut.
     figure.savefig(output, dpi=110, bbox_inches="tight", pad_inches=0.15)
     typer.echo("\n".join(sense_lines(found)))
