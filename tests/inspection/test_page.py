@@ -239,6 +239,11 @@ def test_words(make_map, shown):
     browser = shown(attention, words=True)
     assert_shows(browser, words.matrix())
     assert labels(browser, "keys") == [word.label for word in words.keys]
+    # The largest of the heads' sums over the pieces.
+    browser.press("ArrowRight")
+    assert_shows(browser, words.matrix(head="max"))
+    browser.press("ArrowLeft")
+    assert_shows(browser, words.matrix())
     browser.point("#words", click=True)
     assert_shows(browser, attention.matrix())
     assert labels(browser, "keys") == [token.label for token in attention.keys]
