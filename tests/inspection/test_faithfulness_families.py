@@ -1,6 +1,7 @@
 """Every family is tested with the attention of its maps, and what can't be tested is told in one line."""
 
 import copy
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -216,6 +217,26 @@ def test_models_that_cannot_be_tested(make_model, tokenizers):
         config = transformers.BertConfig(vocab_size=len(tokenizers["pieces"]), num_hidden_layers=1, **SMALL, **labels)
         several = transformers.BertForSequenceClassification(config).eval()
         assert "can't be looked into" in refused(several, tokenizers["pieces"], [TEXT, TEXT])
+
+
+def test_weights_that_are_no_numbers(make_model):
+    model, tokenizer = make_model("GPT2LMHeadModel")
+    with torch.no_grad():
+        model.transformer.h[0].attn.c_attn.weight.fill_(float("nan"))
+    with pytest.raises(ValueError, match=r"^a GPT2LMHeadModel gave attention weights that are NaN$"):
+        faithfulness(model, tokenizer, [TEXT, TEXT])
+
+
+@pytest.mark.skipif(find_spec("peft") is None, reason="peft, an optional package, is not installed")
+def test_a_prompt_that_was_learned(make_model):
+    """It stands before the text, so that the places of the inputs would be others."""
+    from peft import PromptTuningConfig, get_peft_model
+
+    model, tokenizer = make_model("GPT2LMHeadModel")
+    tuned = get_peft_model(model, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
+    length = len(tokenizer(TEXT)["input_ids"])
+    with pytest.raises(ValueError, match=f" attends to {length + 3} keys where there are {length} inputs: a prefix,"):
+        faithfulness(tuned, tokenizer, [TEXT, TEXT])
 
 
 @pytest.mark.parametrize("missing", [("captum",), ("captum", "scipy")])
