@@ -73,8 +73,10 @@ def weights_behind(prediction: Prediction) -> Weights:
     with _Softmaxes(note):
         outputs = prediction.run(prediction.values, output_attentions=True)
     name = type(prediction.model).__name__
-    layers = outputs.get("attentions" if prediction.kind == "self" else "cross_attentions")
-    if not layers or layers[0] is None:
+    given_layers = outputs.get("attentions" if prediction.kind == "self" else "cross_attentions") or ()
+    # A layer of a hybrid model that does not attend, but is recurrent for one, may have a None.
+    layers = [layer for layer in given_layers if layer is not None]
+    if not layers:
         raise ValueError(f"a {name} gave no attention weights: it has none, or does not tell them")
     keys = int(prediction.owners.max()) + 1
     for layer in layers:

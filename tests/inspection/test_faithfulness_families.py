@@ -219,6 +219,23 @@ def test_models_that_cannot_be_tested(make_model, tokenizers):
         assert "can't be looked into" in refused(several, tokenizers["pieces"], [TEXT, TEXT])
 
 
+def test_layers_that_do_not_attend_are_left_out(make_model, monkeypatch):
+    """Some hybrid models have a None in their place."""
+    model, tokenizer = make_model("GPT2LMHeadModel")
+    expected = faithfulness(model, tokenizer, [TEXT, TEXT], layer=0)
+    forward = model.forward
+
+    def with_none(**inputs):
+        outputs = forward(**inputs)
+        if outputs.get("attentions"):
+            outputs["attentions"] = (*outputs["attentions"][:1], None, *outputs["attentions"][1:])
+        return outputs
+
+    monkeypatch.setattr(model, "forward", with_none)
+    found = faithfulness(model, tokenizer, [TEXT, TEXT], layer=-3)
+    assert found.lines == expected.lines
+
+
 def test_weights_that_are_no_numbers(make_model):
     model, tokenizer = make_model("GPT2LMHeadModel")
     with torch.no_grad():
