@@ -30,7 +30,7 @@ from ..modeling.base import shift_right
 from ..tokenization.processor import ImageSource
 from .attention import decoder_start, written_labels
 from .kernels import most_tokens
-from .tokens import printable
+from .tokens import encoded_tokens, printable
 
 # A text, a pair of texts, an image, or an image and its caption.
 Example = str | ImageSource | tuple[str, str] | tuple[ImageSource, str]
@@ -165,12 +165,15 @@ def _of_text(
     translates, continues = model.config.is_encoder_decoder, model.can_generate()
     if len(texts) == 2 and continues and not translates:
         raise ValueError(f"{name} is a pair of texts: a {kind} goes on from one text")
+    read: Any = texts[:1] if translates else texts
     encoding = tokenizer(
-        *(texts[:1] if translates else texts),
+        *read,
         truncation=True,
         max_length=min(max_tokens, most_tokens(model, tokenizer)),
+        return_offsets_mapping=tokenizer.is_fast,
         return_tensors="pt",
     ).to(model.device)
+    tokens = encoded_tokens(tokenizer, encoding, read)
     ids = encoding["input_ids"]
     arguments = {key: encoding[key] for key in ("attention_mask", "token_type_ids") if key in encoding}
     special = special_ids(tokenizer)
@@ -211,7 +214,7 @@ def _of_text(
         embed(torch.tensor([[mask]], device=ids.device)) if table is None else table.mean(dim=0)[None, None],
         torch.arange(ids.shape[1], device=ids.device),
         torch.tensor(free, dtype=torch.long, device=ids.device),
-        tuple(printable(tokenizer.decode([token])) for token in ids[0, free].tolist()),
+        tuple(tokens[place].label for place in free),
         attention,
         query,
         row,

@@ -46,6 +46,7 @@ def test_the_next_token(make_model, name):
     check(found, 2)
     assert (found.kind, found.layer, found.heads) == ("self", 2, 4)
     maps = attention_map(model, tokenizer, TEXT)
+    assert found.examples[0].inputs == tuple(key.label for key in maps.keys[1:])
     # The first token is special.
     np.testing.assert_allclose(found.examples[0].attention, maps.matrix()[-1, 1:], atol=1e-6)
     with torch.no_grad():
@@ -111,6 +112,13 @@ def test_a_target_has_no_more_tokens_than_the_model_has_room_for(make_model, nam
     example = ("the river", "bank " * 60)
     for seed in range(3):
         check(faithfulness(model, tokenizer, [example, example], max_tokens=300, seed=seed), 2)
+
+
+def test_the_inputs_are_named_as_in_a_map(make_model):
+    """By their characters, where a token of bytes is a part of one."""
+    model, tokenizer = make_model("GPT2LMHeadModel")
+    example = faithfulness(model, tokenizer, ["河 a\n", TEXT]).examples[0]
+    assert example.inputs == ("河 1/3", "河 2/3", "河 3/3", "␣", "a", "⏎")
 
 
 def test_a_model_without_a_limit_of_its_length(tokenizers):
