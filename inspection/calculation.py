@@ -130,6 +130,8 @@ def worked_calculation(
 
     projected = layer.project_keys(k[None])
     scores = layer(q[None, None], projected)[0, 0]
+    if not scores.isfinite().all():
+        raise ValueError(f"`query` and `keys` have scores of {_show(scores)}: their numbers must be smaller")
     context, weights = (each[0, 0] for each in attend(layer, q[None, None], projected, v[None]))
     lines = [f"query q = {_show(q)}"]
     lines += [f"key k{number} = {_show(row)}" for number, row in enumerate(k, 1)]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..modeling.positions import LearnedPositions, SinusoidalPositions
+from .maps import check_seed
 from .shapes import evaluating
 
 _POSITIONS = (LearnedPositions, SinusoidalPositions)
@@ -47,12 +48,16 @@ def position_gradients(model: PreTrainedModel, inputs: Mapping[str, Tensor], see
     given = {key: value for key, value in inputs.items() if key != name}
     given[name.replace("input_ids", "inputs_embeds")] = embedded
     with torch.enable_grad(), evaluating(model):
-        outputs = network(**given, return_dict=True)
-        states = (outputs.logits if "logits" in outputs else outputs.last_hidden_state)[0]  # (L, width)
+        states = _states_of(network(**given, return_dict=True))  # (L, width)
         # The sum over a normalised vector is always the same, so that its gradient says nothing: any other direction.
         direction = torch.randn(states.shape[-1], generator=torch.Generator().manual_seed(seed)).to(states)
         rows = [torch.autograd.grad(state @ direction, embedded, retain_graph=True)[0] for state in states]
     return torch.stack([row[0].abs().amax(dim=-1) for row in rows])  # (L, L)
+
+
+def _states_of(outputs: Any) -> Tensor:
+    """What a model gives for each token of one text; the model inside an adapter may have an output layer."""
+    return (outputs.logits if "logits" in outputs else outputs.last_hidden_state)[0]
 
 
 @contextmanager
@@ -111,8 +116,10 @@ def order_effect(model: PreTrainedModel, input_ids: Tensor, seed: int = 0) -> Or
         seed: of the permutation, which is drawn anew while it leaves the text as it is.
 
     Raises:
-        ValueError: if the model has no position embeddings, or the text has less than two different tokens.
+        ValueError: if the model has no position embeddings, the text has less than two different tokens, or the seed
+            is none.
     """
+    check_seed(seed)
     if input_ids.shape[0] != 1 or len(input_ids.unique()) < 2:
         raise ValueError("`input_ids` must hold one text with two different tokens or more")
     network: Any = model.base_model
@@ -126,7 +133,7 @@ def order_effect(model: PreTrainedModel, input_ids: Tensor, seed: int = 0) -> Or
     def states(ids: Tensor) -> Tensor:
         # Of one segment, said so: a BERT would warn of separators otherwise, which are permuted like the rest.
         segments = {"token_type_ids": torch.zeros_like(ids)} if hasattr(model.config, "type_vocab_size") else {}
-        return network(input_ids=ids, **segments, return_dict=True).last_hidden_state[0]
+        return _states_of(network(input_ids=ids, **segments, return_dict=True))
 
     def difference() -> float:
         return float((states(input_ids[:, order]) - states(input_ids)[order]).abs().max())

@@ -33,7 +33,7 @@ from .faithfulness_prediction import Example, Prediction, studied
 from .faithfulness_report import Estimate, draw, estimate, report_lines
 from .faithfulness_weights import Weights, shuffled_distributions, weights_behind
 from .kernels import weights_shown
-from .maps import AttentionMap
+from .maps import AttentionMap, check_seed
 from .tokens import Token
 
 if TYPE_CHECKING:
@@ -107,7 +107,8 @@ class Faithfulness:
           of leave-one-out and integrated gradients without their signs.
         - `completeness_error`: of integrated gradients.
         - `layer_distance` and `all_distance`: total variation distance between the output's distribution and that with
-          the weights of the layer, or of all layers of the kind, shuffled; 0 if nothing changes, and 1 if all does.
+          the weights of the layer (of the one head alone, if `head` is a number), or of all layers of the kind,
+          shuffled; 0 if nothing changes, and 1 if all does.
           `layer_change` and `all_change`: by how much the probability of the prediction falls.
         """
         names = self.examples[0].measures
@@ -116,7 +117,11 @@ class Faithfulness:
     @property
     def lines(self) -> list[str]:
         """What was found, and the verdict; its rule is in `report_lines`."""
-        return report_lines(self.estimates, len(self.examples), self.description)
+        return report_lines(self.estimates, len(self.examples), self.description, self._shuffled)
+
+    @property
+    def _shuffled(self) -> str:
+        return "layer" if self.heads == 1 or isinstance(self.head, str) else "head"
 
     @property
     def description(self) -> str:
@@ -139,7 +144,7 @@ class Faithfulness:
         measures = {
             name: np.array([example.measures[name] for example in self.examples]) for name in self.examples[0].measures
         }
-        return draw(CURVE, curves, measures, self.estimates, self.description, self.seed)
+        return draw(CURVE, curves, measures, self.estimates, self.description, self.seed, self._shuffled)
 
 
 def faithfulness(
@@ -177,6 +182,7 @@ def faithfulness(
             that are not installed.
     """
     require_packages()
+    check_seed(seed)
     if isinstance(examples, str) or len(examples) < 2:
         raise ValueError("`examples` must hold two or more: the verdict is about their mean")
     if max_tokens < 3:

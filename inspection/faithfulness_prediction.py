@@ -28,8 +28,9 @@ from transformers import PreTrainedModel
 
 from ..modeling.base import shift_right
 from ..tokenization.processor import ImageSource
+from .kernels import most_tokens
 from .looking import decoder_start, written_labels
-from .tokens import printable
+from .tokens import encoded_tokens, printable
 
 # A text, a pair of texts, an image, or an image and its caption.
 Example = str | ImageSource | tuple[str, str] | tuple[ImageSource, str]
@@ -164,13 +165,15 @@ def _of_text(
     translates, continues = model.config.is_encoder_decoder, model.can_generate()
     if len(texts) == 2 and continues and not translates:
         raise ValueError(f"{name} is a pair of texts: a {kind} goes on from one text")
-    limit = getattr(model.config, "max_position_embeddings", None) or max_tokens
+    read: Any = texts[:1] if translates else texts
     encoding = tokenizer(
-        *(texts[:1] if translates else texts),
+        *read,
         truncation=True,
-        max_length=min(max_tokens, limit, tokenizer.model_max_length),
+        max_length=min(max_tokens, most_tokens(model, tokenizer)),
+        return_offsets_mapping=tokenizer.is_fast,
         return_tensors="pt",
     ).to(model.device)
+    tokens = encoded_tokens(tokenizer, encoding, read)
     ids = encoding["input_ids"]
     arguments = {key: encoding[key] for key in ("attention_mask", "token_type_ids") if key in encoding}
     special = special_ids(tokenizer)
@@ -211,7 +214,7 @@ def _of_text(
         embed(torch.tensor([[mask]], device=ids.device)) if table is None else table.mean(dim=0)[None, None],
         torch.arange(ids.shape[1], device=ids.device),
         torch.tensor(free, dtype=torch.long, device=ids.device),
-        tuple(printable(tokenizer.decode([token])) for token in ids[0, free].tolist()),
+        tuple(tokens[place].label for place in free),
         attention,
         query,
         row,
@@ -255,7 +258,8 @@ def _begun_target(
     elif hasattr(model, "feature_grid"):
         labels = torch.tensor(tokenizer(labels=target)["labels"], device=model.device)
     else:
-        encoding = tokenizer(text_target=target, truncation=True, max_length=max_tokens, return_tensors="pt")
+        most = min(max_tokens, most_tokens(model, tokenizer))
+        encoding = tokenizer(text_target=target, truncation=True, max_length=most, return_tensors="pt")
         labels = encoding["input_ids"].to(model.device)
     special = special_ids(getattr(tokenizer, "tokenizer", tokenizer))
     words = [place for place, token in enumerate(labels[0].tolist()) if token not in special]

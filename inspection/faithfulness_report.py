@@ -42,13 +42,13 @@ _ROWS = (
     ("tau, attention and leave-one-out", "tau_attention_leave_one_out"),
     ("  attention and integrated gradients", "tau_attention_gradients"),
     ("  leave-one-out and integrated gradients", "tau_leave_one_out_gradients"),
-    ("shuffled weights of the layer: distance", "layer_distance"),
+    ("shuffled weights of the {shuffled}: distance", "layer_distance"),
     ("  fall of the probability", "layer_change"),
     ("shuffled weights of all layers: distance", "all_distance"),
     ("  fall of the probability", "all_change"),
     ("error of completeness", "completeness_error"),
 )
-_SHUFFLES = {"layer_distance": "this layer", "all_distance": "all layers"}
+_SHUFFLES = {"layer_distance": "this {shuffled}", "all_distance": "all layers"}
 
 
 @dataclass(frozen=True)
@@ -103,24 +103,26 @@ def reasons_against(estimates: Mapping[str, Estimate]) -> list[str]:
     return reasons
 
 
-def report_lines(estimates: Mapping[str, Estimate], examples: int, description: str) -> list[str]:
-    """The figures, and the verdict.
+def report_lines(
+    estimates: Mapping[str, Estimate], examples: int, description: str, shuffled: str = "layer"
+) -> list[str]:
+    """The figures, and the verdict; `shuffled` is what has its weights shuffled, "layer" or "head".
 
     The rule: attention is "not a causal explanation" of the predictions if
 
     - dropping the most attended inputs changes them no more than dropping random ones: the interval of the gain in
       comprehensiveness is not above 0; or
-    - the weights make no difference: the interval of the distance between the output and that with the layer's weights
-      shuffled lies below `NEGLIGIBLE`.
+    - the weights make no difference: the interval of the distance between the output and that with the weights of the
+      layer, or of the head that is looked at, shuffled lies below `NEGLIGIBLE`.
 
     Otherwise it is said that attention points at what matters, and what that does not prove.
     """
     rows = []
-    width = max(len(label) for label, _ in _ROWS)
+    width = max(len(label.format(shuffled=shuffled)) for label, _ in _ROWS)
     for label, name in _ROWS:
         value = estimates[name]
         some = f"  ({value.count} examples)" if 0 < value.count < examples else ""
-        rows.append(f"{label.ljust(width)}  {value}{some}")
+        rows.append(f"{label.format(shuffled=shuffled).ljust(width)}  {value}{some}")
     return [
         description,
         f"{examples} examples: mean ± standard deviation [95% interval of the mean]",
@@ -164,6 +166,7 @@ def draw(
     estimates: Mapping[str, Estimate],
     title: str,
     seed: int,
+    shuffled: str,
 ) -> Figure:
     """Draws the erasure curves with 95% bands, and each example's rank correlations and shuffled distances.
 
@@ -174,6 +177,7 @@ def draw(
         estimates: of the measures by name.
         title: of the picture.
         seed: of the bands' bootstrap and of the points' places.
+        shuffled: what has its weights shuffled, see `report_lines`.
     """
     figure = Figure(figsize=(13.5, 4.8), layout="constrained")
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.35, 1.25, 0.75))
@@ -190,7 +194,8 @@ def draw(
     middle.axhline(0, color="0.7", linewidth=0.8, zorder=0)
     middle.set(ylabel="Kendall's tau", ylim=(-1.05, 1.05))
     middle.set_title("Rank correlation of the inputs", fontsize=10)
-    _draw_points(right, _SHUFFLES, measures, estimates, rng)
+    shuffles = {name: label.format(shuffled=shuffled) for name, label in _SHUFFLES.items()}
+    _draw_points(right, shuffles, measures, estimates, rng)
     right.set(ylabel="total variation distance", ylim=(-0.03, 1.03))
     right.set_title("Shuffled weights", fontsize=10)
     count = len(next(iter(measures.values())))

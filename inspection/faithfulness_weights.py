@@ -61,7 +61,8 @@ def weights_behind(prediction: Prediction) -> Weights:
     """Finds the weights of the attention that a prediction is asked about; see `weights_shown`.
 
     Raises:
-        ValueError: if the model gives none, or they come from no softmax.
+        ValueError: if the model gives none, or such as are no numbers, are over something else than the inputs, or
+            come from no softmax.
     """
     given: list[Tensor] = []
 
@@ -72,9 +73,20 @@ def weights_behind(prediction: Prediction) -> Weights:
     with _Softmaxes(note):
         outputs = prediction.run(prediction.values, output_attentions=True)
     name = type(prediction.model).__name__
-    layers = outputs.get("attentions" if prediction.kind == "self" else "cross_attentions")
-    if not layers or layers[0] is None:
+    given_layers = outputs.get("attentions" if prediction.kind == "self" else "cross_attentions") or ()
+    # A layer of a hybrid model that does not attend, but is recurrent for one, may have a None.
+    layers = [layer for layer in given_layers if layer is not None]
+    if not layers:
         raise ValueError(f"a {name} gave no attention weights: it has none, or does not tell them")
+    keys = int(prediction.owners.max()) + 1
+    for layer in layers:
+        if layer.isnan().any():
+            raise ValueError(f"a {name} gave attention weights that are NaN")
+        if layer.shape[-1] != keys:
+            raise ValueError(
+                f"a {name} attends to {layer.shape[-1]} keys where there are {keys} inputs: a prefix, or something "
+                "else than these, can't be tested"
+            )
     calls: list[tuple[int, ...]] = []
     for layer in layers:
         found = _calls_of(layer, given, calls[-1][-1] + 1 if calls else 0)

@@ -22,6 +22,8 @@ FONT_SIZE = 9
 # Inches: what a token gets where there is room, the longer side of the grid at the least and at the most.
 CELL, LEAST, MOST = 0.22, 2.4, 10.0
 LONGEST_LABEL = 24
+# Above an image, with the weight behind it: as many as a panel is wide.
+LONGEST_TITLE = 17
 COLUMNS = 6
 # A page shows the maps of any number of words over an image, a picture those of so many.
 MOST_PANELS = 35
@@ -97,7 +99,7 @@ def draw_image_map(
             heat = np.concatenate([np.broadcast_to(HEAT, (*grid, 3)), 0.85 * share[..., None]], axis=-1)
             axes.imshow(heat, extent=(-0.5, width - 0.5, height - 0.5, -0.5), interpolation="bilinear")
             name, largest = words[place - 1], f" ({weights.max():.0%})"
-        (label,), style = drawable([name])
+        (label,), style = drawable([name], limit=LONGEST_TITLE)
         axes.set_title(label + largest, **style)
     set_title(figure, title)
     return figure
@@ -114,7 +116,13 @@ def set_title(figure: Figure, title: str) -> None:
 def drawable(labels: Sequence[str], limit: int | None = LONGEST_LABEL) -> tuple[list[str], dict[str, Any]]:
     """Labels of characters that an installed font has, those that none has given by their numbers; and their style."""
     families = {character: _font_of(character) for character in set().union(*labels)}
-    drawn = [_shorten([_draw(character, families[character]) for character in label], limit) for label in labels]
+    drawn = []
+    for label in labels:
+        before = ("", *label)
+        characters = [
+            _draw(character, families[character], last) for last, character in zip(before, label, strict=False)
+        ]
+        drawn.append(_shorten(characters, limit))
     others = sorted({family for family in families.values() if family is not None} - {FONT})
     # A dollar sign begins no formula.
     return drawn, {"fontfamily": [FONT, *others], "fontsize": FONT_SIZE, "parse_math": False}
@@ -128,11 +136,12 @@ def _shorten(characters: list[str], limit: int | None) -> str:
     return "".join(characters) + "…"
 
 
-def _draw(character: str, family: str | None) -> str:
+def _draw(character: str, family: str | None, before: str) -> str:
     if family is not None:
         return character
-    # Without a font that draws what they modify, these are nothing to be missed.
-    return "" if unicodedata.category(character) in ("Cf", "Mn") else number_of(character)
+    # Without a font that draws what they modify, these are nothing to be missed; on a dotted circle they are all.
+    missed = before == "◌" or unicodedata.category(character) not in ("Cf", "Mn")
+    return number_of(character) if missed else ""
 
 
 @lru_cache(maxsize=4096)

@@ -145,16 +145,26 @@ class AttentionMap:
         return make_frame(self)
 
 
-def check_number(name: str, number: int | str, count: int, others: str = "") -> int:
+def check_number(name: str, number: int | np.integer | str, count: int, others: str = "") -> int:
     """Returns the number of a layer or a head, if there is one of it.
 
     Raises:
         ValueError: if not, naming what it is called and the others that it may be.
     """
-    if not isinstance(number, int) or not -count <= number < count:
-        last = f" to {count - 1}" if count > 1 else ""
-        raise ValueError(f"`{name}` ({number!r}) must be 0{last}, or from the last one back -1 to -{count}{others}")
-    return number
+    if not isinstance(number, (int, np.integer)) or not -count <= number < count:
+        there = f"0 to {count - 1}, or from the last one back -1 to -{count}" if count > 1 else "0 or -1"
+        raise ValueError(f"`{name}` ({number!r}) must be {there}{others}")
+    return int(number)
+
+
+def check_seed(seed: int) -> None:
+    """Checks that all that is drawn from takes a seed.
+
+    Raises:
+        ValueError: if not.
+    """
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"`seed` ({seed}) must be at least 0 and less than 2**32")
 
 
 def _groups(tokens: tuple[Token, ...]) -> list[list[Token]]:

@@ -63,8 +63,8 @@ class WordReader:
         known = self._spellings.get(word)
         if known is None:
             normal = word if self._normalizer is None else self._normalizer.normalize_str(word)
-            # Some normalizers put a sign for white space around what they are given.
-            known = self._spellings[word] = normal.replace("▁", " ").strip()
+            # Some normalizers put white space, or a sign for it, around what they are given, or around each letter.
+            known = self._spellings[word] = "".join(normal.replace("▁", " ").split())
         return known
 
     def words(self, text: str) -> list[tuple[str, int, int]]:

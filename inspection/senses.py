@@ -14,6 +14,8 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from .clusters import Clusters, find_clusters
+from .kernels import most_tokens
+from .maps import check_seed
 from .occurrences import Context, Occurrence, Vectors, WordReader, contextual_vectors, has_own_pieces
 from .variance import anisotropy, self_similarity, share_explained, variance_components
 from .word2vec import static_neighbours
@@ -128,11 +130,12 @@ def word_senses(
         ValueError: if an argument won't do, the word occurs too rarely or is none that the tokenizer knows, there are
             too few words to compare, or a package of the extra `senses` is missing.
     """
+    check_seed(seed)
     _check(model, tokenizer, word, {"examples": examples, "max_length": max_length, "words": words})
     for name, number in (("max_occurrences", max_occurrences), ("word_occurrences", word_occurrences)):
         if number < FEWEST:
             raise ValueError(f"`{name}` ({number}) must be at least {FEWEST}")
-    limit = min(getattr(model.config, "max_position_embeddings", None) or max_length, tokenizer.model_max_length)
+    limit = most_tokens(model, tokenizer)
     reader = WordReader(tokenizer, word)
     contexts = reader.read(texts)
     word = reader.word

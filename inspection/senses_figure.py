@@ -40,6 +40,11 @@ def example_line(example: Occurrence, width: int = WIDEST) -> str:
     return f"{before}{gap}[{word}]{tail}{after}"
 
 
+def title_of(found: WordSenses) -> str:
+    """Which word it is of, and where; it begins with another, lest one from right to left turn the line."""
+    return f"{len(found.occurrences)} contexts of {found.word}, layer {found.layer}"
+
+
 def draw_senses(found: WordSenses, title: str = "") -> Figure:
     """Draws the vectors on their two main axes, beside them each cluster's examples, and below the layers' figures.
 
@@ -68,11 +73,12 @@ def draw_senses(found: WordSenses, title: str = "") -> Figure:
         axes.set_xticks(layers[:: max(len(layers) // 12, 1)])
         axes.set_xlabel("layer (0: embeddings)", fontsize=FONT_SIZE)
         axes.tick_params(labelsize=FONT_SIZE - 1)
-        axes.set_ylim(min(0.0, axes.get_ylim()[0]), 1)
+        # A static vector has 0 and 1, lines that the frame would hide.
+        axes.set_ylim(min(-0.04, axes.get_ylim()[0]), 1.04)
         axes.legend(fontsize=FONT_SIZE - 1, framealpha=0.7)
     share.set_title(f"variance of the vectors of {name}", **style)
     similar.set_title("mean cosine of two vectors", **style)
-    set_title(figure, title or f"{found.word}: {len(found.occurrences)} contexts, layer {found.layer}")
+    set_title(figure, title or title_of(found))
     return figure
 
 

@@ -12,10 +12,16 @@ from typing import Any
 # Scripts that put no space between words, with the signs that go with them: Thai to Tibetan, Burmese, Khmer, Chinese
 # and Japanese. No rule finds their words, so a letter is taken for one unless a token holds several.
 _UNSPACED = re.compile("[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u2e80-\ua4cf\uf900-\ufaff\U00020000-\U0003ffff]")
-# A word with the hyphens and apostrophes inside it; white space; or one sign, with what modifies it. In the letters
-# of `_kinds`.
-_WORD = re.compile("w[wmz]*(?:jw[wmz]*)*|s+|.m*(?:z.m*)*")
-_SEEN = {"\n": "⏎", "\t": "⇥"}
+# A word with the hyphens and apostrophes inside it; white space; a flag, which is two letters; or one sign, with what
+# modifies it. In the letters of `_kind`.
+_WORD = re.compile("w[wmz]*(?:jw[wmz]*)*|s+|rr|.m*(?:z.m*)*")
+# What some tokenizers put before a text.
+_PREFIXES = ("▁", "Ġ")
+_SEEN = {" ": "␣", "\n": "⏎", "\t": "⇥"}
+# The two joiners.
+_JOINERS = "\u200c\u200d"
+# The text of a token, and the number of one that shares its characters with others.
+_PART = re.compile(r"(.*?)( \d+/\d+)?", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -51,26 +57,37 @@ class Token:
     @property
     def label(self) -> str:
         """The text as it may be shown: see `printable`."""
-        return printable(self.text)
+        characters, part = _PART.fullmatch(self.text).groups(default="")  # type: ignore[union-attr]
+        return printable(characters) + part
 
 
 def printable(text: str) -> str:
     """A text in which all that is there can be seen, and none of it changes how what is around it is laid out.
 
     White space that would be lost or break the line has a sign; characters of control, those that turn the direction
-    of writing among them, have their number in place of themselves.
+    of writing among them, have their number in place of themselves. A mark that begins the text is on a dotted circle,
+    as there is no letter that it could be on.
     """
-    if not text.strip(" "):
-        return text.replace(" ", "␣")
-    return "".join(map(_printable, text))
+    if not text.strip():
+        return "".join(_SEEN.get(character) or number_of(character) for character in text)
+    first, rest = text[0], text[1:]
+    if first in _JOINERS or _is_variation(first):
+        return number_of(first) + printable(rest) if rest else number_of(first)
+    begin = "◌" if unicodedata.category(first).startswith("M") else ""
+    return begin + "".join(map(_printable, text))
 
 
 def _printable(character: str) -> str:
     hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-    # The two joiners belong to the spelling of words and to emoji.
-    if not hidden or character in "\u200c\u200d":
+    # Joiners belong to the spelling of words and to emoji.
+    if not hidden or character in _JOINERS:
         return character
     return _SEEN.get(character) or number_of(character)
+
+
+def _is_variation(character: str) -> bool:
+    """Whether a character only chooses the form of the one before it."""
+    return "\ufe00" <= character <= "\ufe0f" or "\U000e0100" <= character <= "\U000e01ef"
 
 
 def number_of(character: str) -> str:
@@ -94,6 +111,8 @@ def _kind(character: str) -> str:
     # Variation selectors are marks; skin tones are not.
     if category.startswith("M") or character == "\u200c" or "\U0001f3fb" <= character <= "\U0001f3ff":
         return "m"
+    if "\U0001f1e6" <= character <= "\U0001f1ff":
+        return "r"
     if character in "-'’":
         return "j"
     return "w" if (character.isalnum() or character == "_") and not _UNSPACED.match(character) else "o"
@@ -131,10 +150,12 @@ def decoded_tokens(tokenizer: Any, ids: Sequence[int]) -> tuple[Token, ...]:
     # What a prefix has that the whole has not is a character of which bytes are missing.
     ends = [_common_length(prefix, text) for prefix in prefixes]
     special = set(tokenizer.all_special_ids)
+    pieces = tokenizer.convert_ids_to_tokens(list(ids))
     spans, sequences = [], []
-    for token, start, end in zip(ids, ends, ends[1:], strict=False):
+    for token, piece, start, end in zip(ids, pieces, ends, ends[1:], strict=False):
         spans.append((start, max(end, min(start + 1, len(text)))))
-        sequences.append(None if token in special else 0)
+        # A model may write an id that its tokenizer has nothing for, where its vocabulary is the larger one.
+        sequences.append(None if token in special or piece is None else 0)
     return _make_tokens(tokenizer, ids, spans, sequences, [text])
 
 
@@ -159,14 +180,19 @@ def _make_tokens(
     sequences: Sequence[int | None],
     texts: Sequence[str],
 ) -> tuple[Token, ...]:
-    pieces = [str(piece) for piece in tokenizer.convert_ids_to_tokens(list(ids))]
+    named = zip(ids, tokenizer.convert_ids_to_tokens(list(ids)), strict=True)
+    pieces = [f"id {token}" if piece is None else str(piece) for token, piece in named]
     numbers = [word_numbers(text) for text in texts]
     places: list[_Place | None] = []
-    for sequence, (start, end) in zip(sequences, spans, strict=True):
+    for piece, sequence, (start, end) in zip(pieces, sequences, spans, strict=True):
         if sequence is None or start == end:
             places.append(None)
             continue
         inside = texts[sequence][start:end]
+        # A prefix that is a token of its own has the place of the first character, which is the next token's.
+        if piece in _PREFIXES and inside.strip() and inside != piece:
+            places.append(None)
+            continue
         if inside.strip():
             start, end = start + len(inside) - len(inside.lstrip()), end - len(inside) + len(inside.rstrip())
         words = numbers[sequence]

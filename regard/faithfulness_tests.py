@@ -23,6 +23,7 @@ from .configuration.captioner import RegardCaptionerConfig
 from .inspection.faithfulness import Faithfulness, faithfulness
 from .inspection.faithfulness_erasure import require_packages
 from .inspection.faithfulness_prediction import Example, special_ids
+from .inspection.maps import check_seed
 from .loading import load_network, require_ending
 from .training.families import TRAINABLE
 from .training.run import SETTINGS_FILE
@@ -30,8 +31,8 @@ from .training.settings import make_settings, read_yaml
 
 # Of texts that are drawn, shorter ones are passed over.
 LEAST_TOKENS = 8
-# Data that has a test split of its own.
-_BUILT_IN = ("dates", "glyphs")
+# Data that has a test split of its own, and the setting that says how much of it is for training.
+_BUILT_IN = {"dates": "max_pairs", "glyphs": "max_images"}
 
 
 def load_predicting(model: str | Path) -> tuple[Any, Any]:
@@ -77,9 +78,9 @@ def held_out_rows(model: str | Path, data: str | None, network: Any) -> Dataset:
     family = TRAINABLE[name]
     known = make_settings(family.settings_class, values)
     sources = [data] if data is not None else known.data
-    if len(sources) == 1 and sources[0].partition(":")[0] in _BUILT_IN:
+    few = _BUILT_IN.get(sources[0].partition(":")[0], "") if len(sources) == 1 else ""
+    if hasattr(known, few):
         # The training rows, which are not looked at, need not be made.
-        few = "max_images" if name == "captioner" else "max_pairs"
         values |= {"data": sources, "validation": sources[0], "split": "test", few: 1}
     elif data is not None:
         values |= {"validation": data}
@@ -143,6 +144,7 @@ def inspect_faithfulness(
     require_ending(file)
     if examples < 2:
         raise ValueError(f"`examples` ({examples}) must be at least 2: the verdict is about their mean")
+    check_seed(seed)
     require_packages()
     network, processor = load_predicting(model)
     rows = held_out_rows(model, data, network)

@@ -10,8 +10,9 @@ import typer
 from .attention_maps import load_attentive
 from .inspection.clusters import load_extra
 from .inspection.senses import WordSenses, word_senses
-from .inspection.senses_figure import draw_senses, example_line
+from .inspection.senses_figure import draw_senses, example_line, title_of
 from .loading import require_ending
+from .training.run import require_text
 from .training.sentences import split_sentences
 from .training.sources import load_documents
 
@@ -34,6 +35,7 @@ def senses(
 ) -> None:
     """Cluster a word's contextual vectors, beside its word2vec neighbours, and split their variance by contexts."""
     require_ending(output, (".png", ".svg"))
+    require_text(word, "word")
     for module, package in (("gensim", "gensim"), ("sklearn", "scikit-learn")):
         load_extra(module, package)
     network, tokenizer = load_attentive(model)
@@ -49,7 +51,7 @@ def senses(
         max_length=max_length,
         seed=seed,
     )
-    figure = draw_senses(found, f"{found.word}: {len(found.occurrences)} contexts, {model}, layer {found.layer}")
+    figure = draw_senses(found, f"{title_of(found)} · {model}")
     # However wide a font is, nothing is cut.
     figure.savefig(output, dpi=110, bbox_inches="tight", pad_inches=0.15)
     typer.echo("\n".join(sense_lines(found)))

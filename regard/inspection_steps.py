@@ -15,6 +15,7 @@ from .inspection.calculation import parse_matrix, parse_vector, worked_calculati
 from .inspection.dependence import order_effect, position_gradients
 from .inspection.heads import HeadDistances, head_distances, plot_head_distances
 from .inspection.shapes import format_trace, trace_shapes
+from .inspection.tokens import printable
 from .loading import load_network, require_ending
 from .modeling.base import shift_right
 from .modeling.bert import RegardBertModel
@@ -69,9 +70,8 @@ def read_inputs(
         raise ValueError("`target` is given, but the model has no decoder beside an encoder")
     tokenizer = processor.tokenizer if is_captioner else processor
     for name, given in (("text", text), ("target", target)):
-        if given is not None and not given.strip():
-            raise ValueError(f"`{name}` is empty: give it a word or more")
-        require_text(given or "", name)
+        if given is not None:
+            _require_words(given, name)
     inputs = dict(processor(images=str(image), return_tensors="pt") if image else tokenizer(text, return_tensors="pt"))
     if network.config.is_encoder_decoder:
         if target is None:
@@ -85,10 +85,16 @@ def read_inputs(
     return inputs
 
 
+def _require_words(given: str, name: str) -> None:
+    if not given.strip():
+        raise ValueError(f"`{name}` is empty: give it a word or more")
+    require_text(given, name)
+
+
 def _tokens(processor: Any, ids: Tensor) -> list[str]:
     tokenizer = getattr(processor, "tokenizer", processor)
     # As a reader knows them: the tokens of a byte-level tokenizer are spelt in characters of their own.
-    return [tokenizer.decode([index]).replace("\n", "⏎") for index in ids[0].tolist()]
+    return [printable(tokenizer.decode([index])) for index in ids[0].tolist()]
 
 
 @app.command(short_help="Follow one input through a layer's attention.")
@@ -196,6 +202,8 @@ def heads(
 ) -> None:
     """Draw where each head looks: its mean weight by the distance between key and query."""
     require_ending(output)
+    for one in text or ():
+        _require_words(one, "text")
     network, tokenizer = load_model(model)
     texts = text or load_documents(data, max_documents=documents)["text"]
     limit = getattr(network.config, "max_position_embeddings", None)

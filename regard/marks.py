@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from .attention_maps import load_attentive
 from .inspection.faithfulness_report import Estimate, estimate
 from .inspection.marks import (
@@ -152,7 +150,12 @@ def mark_lines(found: MarksFound) -> list[str]:
     ]
     for name, text in names.items():
         pixels, places, largest = figures.shares[name].T
-        columns = (_share(estimate(list(pixels))), _share(estimate(list(places))), f"{np.nanmean(largest):.0%}")
+        share = estimate(list(largest))
+        columns = (
+            _share(estimate(list(pixels))),
+            _share(estimate(list(places))),
+            f"{share.mean:.0%}" if share.count else "none",
+        )
         lines.append(f"{text.ljust(width)}  {columns[0].ljust(22)}  {columns[1].ljust(24)}  {columns[2]}")
     means = {name: float(each.mean()) for name, each in figures.probability.items()}
     lines += [
@@ -165,4 +168,7 @@ def mark_lines(found: MarksFound) -> list[str]:
 
 
 def _share(value: Estimate) -> str:
+    # Of another drawing's map there is none, where there is one drawing.
+    if not value.count:
+        return "none"
     return f"{value.mean:.1%} [{value.low:.1%}, {value.high:.1%}]"

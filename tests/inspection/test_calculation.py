@@ -165,6 +165,10 @@ ADDITIVE = {"alignment": "additive", "query_matrix": [[1, 0]], "key_matrix": [[1
         ({"keys": []}, r"^`keys` must hold one row or more$"),
         ({"query": []}, r"^`query` \(\[\]\) must hold one or more finite numbers$"),
         ({"query": [1, math.nan]}, r"^`query` \(\[1, nan\]\) must hold one or more finite numbers$"),
+        (
+            {"query": [1e300, 0], "keys": [[1e300, 0]]},
+            r"^`query` and `keys` have scores of \(inf\): their numbers must be",
+        ),
         ({"values": [[1, 0]]}, r"^`values` are 1, but `keys` are 2: there must be one value for each key$"),
         ({"query": [1, 0, 0]}, r"^DotAlignment needs queries and keys of one width, got 3 and 2: "),
         ({"matrix": [[1]]}, r"^`matrix` is given, but the alignment 'dot' has none$"),

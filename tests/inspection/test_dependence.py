@@ -1,5 +1,7 @@
 """The causal mask hides the future to the last bit; without positions an encoder takes a text for a bag of words."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -122,6 +124,17 @@ def test_a_causal_mask_tells_the_order_too():
     model, inputs = make("decoder")
     effect = order_effect(model, inputs["input_ids"])
     assert effect.without_positions >= 1e-2 * effect.largest
+
+
+@pytest.mark.skipif(find_spec("peft") is None, reason="peft, an optional package, is not installed")
+def test_the_order_is_that_of_a_model_with_adapters():
+    from peft import LoraConfig, get_peft_model
+
+    model, inputs = make("bert")
+    adapted = get_peft_model(model, LoraConfig(target_modules=["query_key_value"], init_lora_weights=False))
+    effect = order_effect(adapted, inputs["input_ids"])
+    assert effect.with_positions > 1e-2
+    assert effect.without_positions < 1e-4 * effect.largest
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -200,6 +200,16 @@ def test_the_rule_of_the_verdict(gain, moved, told):
     assert ("not a causal explanation" in text) != ("points at inputs that matter" in text)
 
 
+@pytest.mark.parametrize(("head", "shuffled"), [("mean", "layer"), (-1, "head")])
+def test_it_is_told_what_is_shuffled(make_model, head, shuffled):
+    found = faithfulness(*make_model("RegardBertForMaskedLM"), [TEXT, TEXT], head=head)
+    assert sum(line.startswith(f"shuffled weights of the {shuffled}: distance  ") for line in found.lines) == 1
+    assert [label.get_text() for label in found.figure().axes[2].get_xticklabels()] == [
+        f"this {shuffled}",
+        "all layers",
+    ]
+
+
 def test_an_estimate_and_its_interval():
     values = np.random.default_rng(0).normal(2.0, 3.0, size=400)
     found = estimate([*values, math.nan], seed=1)

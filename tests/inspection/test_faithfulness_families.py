@@ -1,5 +1,8 @@
 """Every family is tested with the attention of its maps, and what can't be tested is told in one line."""
 
+import copy
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 import torch
@@ -43,6 +46,7 @@ def test_the_next_token(make_model, name):
     check(found, 2)
     assert (found.kind, found.layer, found.heads) == ("self", 2, 4)
     maps = attention_map(model, tokenizer, TEXT)
+    assert found.examples[0].inputs == tuple(key.label for key in maps.keys[1:])
     # The first token is special.
     np.testing.assert_allclose(found.examples[0].attention, maps.matrix()[-1, 1:], atol=1e-6)
     with torch.no_grad():
@@ -97,6 +101,33 @@ def test_a_token_of_the_target(make_model, name):
     assert [key.label for key in maps.keys[:end]] == list(found.examples[0].inputs)
     rows = np.abs(maps.matrix()[:-1, :end] - found.examples[0].attention).max(axis=1)
     assert rows.min() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["RegardTransformerForConditionalGeneration", "BartForConditionalGeneration"])
+def test_a_target_has_no_more_tokens_than_the_model_has_room_for(make_model, name):
+    """The place of the prediction is drawn of these, so of several seeds one would lie behind them."""
+    model, tokenizer = make_model(name)
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.model_max_length = 60
+    example = ("the river", "bank " * 60)
+    for seed in range(3):
+        check(faithfulness(model, tokenizer, [example, example], max_tokens=300, seed=seed), 2)
+
+
+def test_the_inputs_are_named_as_in_a_map(make_model):
+    """By their characters, where a token of bytes is a part of one."""
+    model, tokenizer = make_model("GPT2LMHeadModel")
+    example = faithfulness(model, tokenizer, ["河 a\n", TEXT]).examples[0]
+    assert example.inputs == ("河 1/3", "河 2/3", "河 3/3", "␣", "a", "⏎")
+
+
+def test_a_model_without_a_limit_of_its_length(tokenizers):
+    """XLNet has a -1 for it."""
+    tokenizer = tokenizers["pieces"]
+    sizes = {"d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 20, "initializer_range": 0.5}
+    model = transformers.XLNetLMHeadModel(transformers.XLNetConfig(vocab_size=len(tokenizer), **sizes))
+    found = faithfulness(model, tokenizer, [TEXT, TEXT])
+    assert len(found.examples[0].inputs) >= len(TEXT.split())
 
 
 @pytest.fixture
@@ -194,6 +225,43 @@ def test_models_that_cannot_be_tested(make_model, tokenizers):
         config = transformers.BertConfig(vocab_size=len(tokenizers["pieces"]), num_hidden_layers=1, **SMALL, **labels)
         several = transformers.BertForSequenceClassification(config).eval()
         assert "can't be looked into" in refused(several, tokenizers["pieces"], [TEXT, TEXT])
+
+
+def test_layers_that_do_not_attend_are_left_out(make_model, monkeypatch):
+    """Some hybrid models have a None in their place."""
+    model, tokenizer = make_model("GPT2LMHeadModel")
+    expected = faithfulness(model, tokenizer, [TEXT, TEXT], layer=0)
+    forward = model.forward
+
+    def with_none(**inputs):
+        outputs = forward(**inputs)
+        if outputs.get("attentions"):
+            outputs["attentions"] = (*outputs["attentions"][:1], None, *outputs["attentions"][1:])
+        return outputs
+
+    monkeypatch.setattr(model, "forward", with_none)
+    found = faithfulness(model, tokenizer, [TEXT, TEXT], layer=-3)
+    assert found.lines == expected.lines
+
+
+def test_weights_that_are_no_numbers(make_model):
+    model, tokenizer = make_model("GPT2LMHeadModel")
+    with torch.no_grad():
+        model.transformer.h[0].attn.c_attn.weight.fill_(float("nan"))
+    with pytest.raises(ValueError, match=r"^a GPT2LMHeadModel gave attention weights that are NaN$"):
+        faithfulness(model, tokenizer, [TEXT, TEXT])
+
+
+@pytest.mark.skipif(find_spec("peft") is None, reason="peft, an optional package, is not installed")
+def test_a_prompt_that_was_learned(make_model):
+    """It stands before the text, so that the places of the inputs would be others."""
+    from peft import PromptTuningConfig, get_peft_model
+
+    model, tokenizer = make_model("GPT2LMHeadModel")
+    tuned = get_peft_model(model, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
+    length = len(tokenizer(TEXT)["input_ids"])
+    with pytest.raises(ValueError, match=f" attends to {length + 3} keys where there are {length} inputs: a prefix,"):
+        faithfulness(tuned, tokenizer, [TEXT, TEXT])
 
 
 @pytest.mark.parametrize("missing", [("captum",), ("captum", "scipy")])

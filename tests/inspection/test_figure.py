@@ -61,6 +61,12 @@ def test_labels_can_be_read_whatever_the_length(shape):
     assert max(figure.get_size_inches()) < 14
 
 
+def test_a_mark_alone_that_no_font_has_is_drawn_as_its_number(monkeypatch):
+    monkeypatch.setattr(drawing, "_font_of", lambda character: drawing.FONT if character in "◌ 1/3" else None)
+    labels, _ = drawing.drawable(["◌\u094d 1/3", "न\u094d"])
+    assert labels == ["◌⟨094D⟩ 1/3", "⟨0928⟩"]
+
+
 def test_any_text_is_drawn():
     labels = [*HARD.split(), *RIGHT_TO_LEFT.split(), "中" * 50, "x" * 200, "$\\frac{$", "a\u200cb", "हिन्दी"]
     figure = drawn(draw_map(np.eye(len(labels)), labels, labels[::-1], HARD))
@@ -114,6 +120,14 @@ def test_an_image_is_shown_at_its_own_resolution(size):
     for box in boxes(figure, [axes.title for axes in panels]):
         assert box.x0 >= 0
         assert box.x1 <= figure.bbox.width
+
+
+def test_long_words_over_images_do_not_run_into_each_other():
+    words = ["internationalisation's own", "row 10, column 12", "counterrevolutionaries"]
+    figure = drawn(draw_image_map(np.full((3, 4), 0.25), words, Image.new("L", (9, 9)), (2, 2), "title"))
+    titles = boxes(figure, [axes.title for axes in figure.axes])
+    assert all(left.x1 < right.x0 for left, right in pairwise(titles))
+    assert figure.axes[2].get_title() == "row 10, column 12 (25%)"
 
 
 def test_a_map_draws_what_was_asked_for():

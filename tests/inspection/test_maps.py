@@ -35,6 +35,13 @@ def test_one_head_the_mean_and_the_largest(attention, layer):
     assert (largest.sum(-1) > 1.01).all()
 
 
+def test_numbers_may_be_those_of_numpy(attention):
+    layer, head = np.int64(-1), np.argmax([0, 0, 1])
+    np.testing.assert_array_equal(attention.matrix(layer, head), attention.weights[1, 2])
+    assert attention.figure(layer, head).get_suptitle().endswith("layer 1, head 2")
+    assert attention.to_html(layer, head) == attention.to_html(1, 2)
+
+
 def test_pieces_are_joined_to_words(attention):
     words = attention.by_words()
     assert [word.text for word in words.queries] == ["a", "undoing", "b"]

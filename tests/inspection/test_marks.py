@@ -2,6 +2,7 @@
 
 import itertools
 import unicodedata
+import warnings
 
 import numpy as np
 import pytest
@@ -256,6 +257,13 @@ def test_the_command_draws_and_tells(captioner, tmp_path):
     assert any(line.startswith("saying DIAERESIS ") for line in lines)
     assert any("with the mark erased" in line for line in lines)
 
+    # Of one drawing there is no other whose map it could be.
+    alone = inspect_marks(tmp_path / "model", tmp_path / "marks.png", "DIAERESIS", examples=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (other,) = [line for line in mark_lines(alone) if line.startswith("another drawing's")]
+    assert other.split()[-3:] == ["none"] * 3
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -263,7 +271,7 @@ def test_the_command_draws_and_tells(captioner, tmp_path):
         ({"mark": "UMLAUT"}, r"^`mark` \('UMLAUT'\) must be a mark of the glyphs of the test split: .*DIAERESIS, "),
         ({"examples": 0}, r"^`examples` \(0\) must be at least 1$"),
         ({"output": "marks.txt"}, r"^`output` \(marks.txt\) must end with \.png, \.svg or \.pdf$"),
-        ({"layer": 7}, r"^`layer` \(7\) must be 0, or from the last one back -1 to -1$"),
+        ({"layer": 7}, r"^`layer` \(7\) must be 0 or -1$"),
         ({"head": "most"}, r"^`head` \('most'\) must be 0"),
     ],
 )

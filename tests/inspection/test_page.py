@@ -239,6 +239,11 @@ def test_words(make_map, shown):
     browser = shown(attention, words=True)
     assert_shows(browser, words.matrix())
     assert labels(browser, "keys") == [word.label for word in words.keys]
+    # The largest of the heads' sums over the pieces.
+    browser.press("ArrowRight")
+    assert_shows(browser, words.matrix(head="max"))
+    browser.press("ArrowLeft")
+    assert_shows(browser, words.matrix())
     browser.point("#words", click=True)
     assert_shows(browser, attention.matrix())
     assert labels(browser, "keys") == [token.label for token in attention.keys]
@@ -338,6 +343,15 @@ def test_a_text_of_512_tokens(shown):
     assert_shows(browser, attention.by_words().matrix())
     browser.point("#query-3")
     assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_very_long_word(shown):
+    tokens = tuple(Token(text, text, (0, 1), i, text) for i, text in enumerate(("a", "pneumono" * 200, "b")))
+    browser = shown(AttentionMap(np.full((1, 1, 3, 3), 1 / 3, np.float32), tokens, tokens, "self"))
+    browser.point("#query-1", 0.2, 0.01)
+    assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert browser.evaluate("document.getElementById('tip').offsetHeight < innerHeight / 3")
+    assert browser.evaluate("document.getElementById('said').offsetHeight < innerHeight / 3")
 
 
 def test_words_over_an_image(caption_map, shown):

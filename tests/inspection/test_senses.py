@@ -138,6 +138,10 @@ def test_spellings_are_the_tokenizers():
         reader = WordReader(train_wordpiece(["Set set SET"], vocab_size=60, lowercase=lowercase), "set")
         assert reader.read(["Set set SET", "Set set SET"])[0].words.count("set") == count
         assert len(reader.read(["a", "b", "a"])) == 2
+    # One that puts white space around each of these signs.
+    reader = WordReader(train_wordpiece(["银行"], vocab_size=60), "银行")
+    assert reader.word == "银行"
+    assert [word for word, _, _ in reader.words("中国银行")] == ["中", "国", "银行"]
 
 
 @pytest.mark.parametrize(
@@ -183,6 +187,18 @@ def test_examples_and_odd_text_are_drawn():
         assert not text.get_parse_math()
 
 
+def test_the_lines_of_a_static_word_are_seen():
+    found, _ = few(sentences((MONEY, WATER)))
+    static = dataclasses.replace(found.layers[0], share=0.0, self_similarity=1.0)
+    figure = draw_senses(dataclasses.replace(found, word="بنك", layers=(static,)))
+    for axes in figure.axes[2:]:
+        low, high = axes.get_ylim()
+        assert low < 0
+        assert high > 1
+    # A word that is written from right to left does not turn the title.
+    assert figure.get_suptitle().startswith(f"{len(found.occurrences)} contexts of ")
+
+
 def test_what_cannot_be(monkeypatch):
     texts = sentences((MONEY, WATER))
     model, tokenizer = planted(texts)
@@ -192,6 +208,7 @@ def test_what_cannot_be(monkeypatch):
         ({"layer": 2}, r"^`layer` \(2\) must be at least -2 and less than 2$"),
         ({"senses": 31}, r"^`senses` \(31\) must be at least 1 and at most half of the 60 occurrences$"),
         ({"examples": 0}, r"^`examples` \(0\) must be at least 1$"),
+        ({"seed": -1}, r"^`seed` \(-1\) must be at least 0 and less than 2\*\*32$"),
         ({"max_length": 1}, r"^`max_length` \(1\) has no room for 'bank': it has more tokens$"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -1,6 +1,11 @@
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import Unigram
+from tokenizers.pre_tokenizers import Metaspace
+from transformers import PreTrainedTokenizerFast
 
 from regard.inspection.tokens import (
+    Token,
     decoded_tokens,
     encoded_tokens,
     is_right_to_left,
@@ -27,6 +32,7 @@ def words_of(text: str) -> list[str]:
         ("nai\u0308ve हिन्दी", ["nai\u0308ve", " ", "हिन्दी"]),
         ("한국어 ไทย", ["한국어", " ", "ไ", "ท", "ย"]),
         ("👨\u200d👩\u200d👧👍🏽❤\ufe0f", ["👨\u200d👩\u200d👧", "👍🏽", "❤\ufe0f"]),
+        ("🇩🇪🇫🇷🇮 x", ["🇩🇪", "🇫🇷", "🇮", " ", "x"]),
         ("می\u200cخواهم أهلا", ["می\u200cخواهم", " ", "أهلا"]),
         ("", []),
     ],
@@ -63,6 +69,38 @@ def test_a_character_of_several_tokens_is_numbered(tokenizers):
     tokens = encode(tokenizers["bytes"], "河 a")
     assert [token.text for token in tokens] == ["<s>", "河 1/3", "河 2/3", "河 3/3", " ", "a"]
     assert [token.word for token in tokens] == [0, 1, 1, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("character", "label"), [(" ", "␣ 1/2"), ("\u0301", "◌\u0301 1/2"), ("\u200d", "⟨200D⟩ 1/2")])
+def test_a_part_of_a_character_that_is_not_seen_has_a_label(character, label):
+    assert Token(f"{character} 1/2", "x", (0, 1), 0, character).label == label
+
+
+@pytest.mark.parametrize("text", ["日本 日", "▁日"])
+def test_a_prefix_that_is_a_token_of_its_own_stands_for_no_text(text):
+    """Its offsets are those of the first character, which is not shared."""
+    backend = Tokenizer(Unigram([(piece, -1.0) for piece in ("<unk>", "▁", "日", "本")], unk_id=0))
+    backend.pre_tokenizer = Metaspace(prepend_scheme="always")
+    tokens = encode(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>"), text)
+    if text[0] == "▁":
+        assert [(token.text, token.span) for token in tokens] == [("▁", (0, 1)), ("日", (1, 2))]
+        return
+    assert [(token.text, token.span) for token in tokens] == [
+        ("▁", None),
+        ("日", (0, 1)),
+        ("本", (1, 2)),
+        (" ", (2, 3)),
+        ("日", (3, 4)),
+    ]
+    assert len({token.word for token in tokens}) == 5
+
+
+def test_an_id_that_the_tokenizer_has_nothing_for(tokenizers):
+    tokenizer = tokenizers["pieces"]
+    ids = tokenizer("the bank", add_special_tokens=False)["input_ids"]
+    tokens = decoded_tokens(tokenizer, [ids[0], 999, *ids[1:]])
+    assert [token.label for token in tokens] == ["the", "id 999", "bank"]
+    assert tokens[1].span is None
 
 
 def test_what_the_tokenizer_does_not_know_keeps_its_text(tokenizers):
@@ -110,6 +148,13 @@ def test_ids_of_bytes_give_whole_characters(tokenizers):
         ("\x00", "⟨0000⟩"),
         ("می\u200cخو", "می\u200cخو"),
         ("a b", "a b"),
+        ("\u00a0", "⟨00A0⟩"),
+        (" \u3000\n", "␣⟨3000⟩⏎"),
+        ("\u200d", "⟨200D⟩"),
+        ("\ufe0f\u200d👧", "⟨FE0F⟩⟨200D⟩👧"),
+        ("\u0301", "◌\u0301"),
+        ("्\u200da\u0301", "◌्\u200da\u0301"),
+        ("", ""),
     ],
 )
 def test_hidden_characters_are_shown(text, shown):

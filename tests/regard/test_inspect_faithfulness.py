@@ -66,6 +66,9 @@ def test_what_is_tested_on(run_folder, trained, corpus_folder):
         (["--head", "sum"], "`head` ('sum') must be 0 to 1"),
         (["--max-tokens", "2"], "`max_tokens` (2) must be at least 3"),
         (["--data", "no/such/file.txt"], "no/such/file.txt"),
+        # Data of another family, which has settings of its own.
+        (["--data", "dates"], "`data` ('dates') is not 'python-docs', a file, a folder"),
+        (["--seed", "-1"], "`seed` (-1) must be at least 0 and less than 2**32"),
     ],
 )
 def test_mistakes(refusal, run_folder, tmp_path, monkeypatch, options, told):

@@ -39,6 +39,10 @@ def test_the_shapes_are_those_of_the_trace(command, decoder_folder):
     (trace,) = trace_shapes(model, inputs)
     assert format_trace(trace) in ended.out
     first, *_ = ended.out.splitlines()
+    # What a text hides, or would do to a terminal, is told and not done.
+    shown = command("inspect", "shapes", decoder_folder, "--text", "a\tb\x1b[2J").out.splitlines()[0]
+    assert "⇥" in shown
+    assert "⟨001B⟩" in shown
     assert first.startswith("input_ids: ")
     assert first.count("|") == inputs["input_ids"].shape[1] - 1
 
@@ -150,6 +154,11 @@ def test_what_is_refused(refusal, decoder_folder, run_folder, trained, captioner
     assert "no position embeddings" in refusal("inspect", "order", trained("recurrent"))
     for folder in (trained("recurrent"), captioner):
         assert "has no self-attention" in refusal("inspect", "heads", folder, "--text", "x")
+    heads = ("inspect", "heads", run_folder, "--output", tmp_path / "heads.png", "--text")
+    assert "`text` is empty" in refusal(*heads, "the river", "--text", " ")
+    assert "is no text: it holds bytes that are not UTF-8" in refusal(*heads, "\udcff")
+    seed = "`seed` (4294967296) must be at least 0 and less than 2**32"
+    assert seed in refusal("inspect", "order", run_folder, "--seed", str(2**32))
     long = "river " * 99
     assert "> 32" in refusal("inspect", "shapes", run_folder, "--text", long)
 
