@@ -61,6 +61,10 @@ def attention_map(
         ValueError: for a model without such weights; for a text that has no tokens or more than the model has
             positions, or for several texts; or for an input that the model does not take.
     """
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        raise ValueError(
+            f"a {type(model).__name__} with a learned prompt can't be looked into: it is before every text"
+        )
     whole, model = model, _part_that_takes(model, "input_ids" if image is None else "pixel_values")
     captions = model.main_input_name == "pixel_values" and model.config.is_encoder_decoder and model.can_generate()
     sees = model.main_input_name == "pixel_values" and not captions
@@ -136,9 +140,9 @@ def _stack(look: Look, name: str) -> np.ndarray:
         )
     weights = torch.cat(tuple(look.layers.values())).float().cpu().numpy()
     # Less than one is right where a head has a sink beside the tokens.
-    if weights.min() < 0 or weights.sum(axis=-1).max() > 1 + SLACK:
+    if not (weights.min() >= 0 and weights.sum(axis=-1).max() <= 1 + SLACK):
         raise ValueError(
-            f"a {name} gave numbers that are no weights: they are negative, or a row sums to more than one"
+            f"a {name} gave numbers that are no weights: they are negative or NaN, or a row sums to more than one"
         )
     return weights
 

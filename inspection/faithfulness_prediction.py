@@ -28,8 +28,7 @@ from transformers import PreTrainedModel
 
 from ..modeling.base import shift_right
 from ..tokenization.processor import ImageSource
-from .kernels import most_tokens
-from .looking import decoder_start, written_labels
+from .looking import decoder_start, most_tokens, written_labels
 from .tokens import encoded_tokens, printable
 
 # A text, a pair of texts, an image, or an image and its caption.
@@ -258,7 +257,7 @@ def _begun_target(
     elif hasattr(model, "feature_grid"):
         labels = torch.tensor(tokenizer(labels=target)["labels"], device=model.device)
     else:
-        most = min(max_tokens, most_tokens(model, tokenizer))
+        most = min(max_tokens, most_tokens(model, tokenizer, decoder=True))
         encoding = tokenizer(text_target=target, truncation=True, max_length=most, return_tensors="pt")
         labels = encoding["input_ids"].to(model.device)
     special = special_ids(getattr(tokenizer, "tokenizer", tokenizer))

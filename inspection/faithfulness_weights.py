@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .faithfulness_prediction import BATCH, Prediction
+from .looking import attending_layers
 
 _SOFTMAXES = (torch.softmax, Tensor.softmax, nn.functional.softmax)
 
@@ -73,9 +74,8 @@ def weights_behind(prediction: Prediction) -> Weights:
     with _Softmaxes(note):
         outputs = prediction.run(prediction.values, output_attentions=True)
     name = type(prediction.model).__name__
-    given_layers = outputs.get("attentions" if prediction.kind == "self" else "cross_attentions") or ()
-    # A layer of a hybrid model that does not attend, but is recurrent for one, may have a None.
-    layers = [layer for layer in given_layers if layer is not None]
+    told = outputs.get("attentions" if prediction.kind == "self" else "cross_attentions")
+    layers = list(attending_layers(prediction.model.config.get_text_config(), told).values())
     if not layers:
         raise ValueError(f"a {name} gave no attention weights: it has none, or does not tell them")
     keys = int(prediction.owners.max()) + 1

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
-
-
-def most_tokens(model: PreTrainedModel, tokenizer: Any) -> int:
-    """How many tokens a model and its tokenizer have room for."""
-    positions = getattr(model.config, "max_position_embeddings", None)
-    # XLNet has a -1 for no limit.
-    return min(positions if positions and positions > 0 else math.inf, tokenizer.model_max_length)
 
 
 def _configurations(config: Any) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -118,14 +119,16 @@ def without_cache(model: Any) -> dict[str, bool]:
     return dict.fromkeys({"use_cache"} & inspect.signature(model.base_model.forward).parameters.keys(), False)
 
 
+def most_tokens(model: Any, tokenizer: Any, decoder: bool = False) -> int:
+    """How many tokens a model, or its decoder, and its tokenizer have room for."""
+    positions = getattr(model.config.get_text_config(decoder=decoder or None), "max_position_embeddings", None)
+    # XLNet has a -1 for no limit. Some models number positions from the second or later; their tokenizers know.
+    return min(positions if positions and positions > 0 else math.inf, tokenizer.model_max_length)
+
+
 def check_length(model: Any, tokenizer: Any, name: str, length: int) -> None:
     """Raises a ValueError if there are more tokens than the model has positions."""
-    config = model.config.get_text_config(decoder=name == "target" or None)
-    limit = getattr(config, "max_position_embeddings", None)
-    if limit is None:
-        return
-    # Some models number positions from the second or later; their tokenizers know.
-    limit = min(limit, tokenizer.model_max_length)
+    limit = most_tokens(model, tokenizer, decoder=name == "target")
     if length > limit:
         raise ValueError(f"`{name}` has {length} tokens, and the model has room for {limit}: shorten it")
 
@@ -162,7 +165,9 @@ def written_labels(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     options = model.generation_config
     # transformers would take as many, and warn of it.
     length = {} if options.max_new_tokens or options.max_length else {"max_new_tokens": NEW_TOKENS}
-    return model.generate(**inputs, do_sample=False, **length)[:, 1:]
+    # One, and no more than its ids, whatever the model is set to.
+    plain = {"do_sample": False, "num_return_sequences": 1, "return_dict_in_generate": False}
+    return model.generate(**inputs, **plain, **length)[:, 1:]
 
 
 def decoder_start(model: Any) -> int:

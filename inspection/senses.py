@@ -14,7 +14,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from .clusters import Clusters, find_clusters
-from .kernels import most_tokens
+from .looking import most_tokens
 from .maps import check_seed
 from .occurrences import Context, Occurrence, Vectors, WordReader, contextual_vectors, has_own_pieces
 from .variance import anisotropy, self_similarity, share_explained, variance_components

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.inspection.conftest import SMALL, TEXT
 
 
 def _make(name: str, tokenizer: Any, **config: Any) -> Any:
-    config_class = getattr(transformers, f"{name.removesuffix('ForCausalLM').removesuffix('Model')}Config")
+    config_class = getattr(transformers, f"{re.split('For[CS]|Model', name)[0]}Config")
     torch.manual_seed(0)
     return getattr(transformers, name)(config_class(vocab_size=len(tokenizer), **{**SMALL, **config})).eval()
 
@@ -155,6 +156,48 @@ def test_a_lack_of_memory_is_told_as_such(tokenizers: dict[str, Any], monkeypatc
     monkeypatch.setattr(model, "forward", fail)
     with pytest.raises(torch.OutOfMemoryError, match="full"):
         attention_map(model, tokenizers["pieces"], TEXT)
+
+
+def test_weights_that_are_no_numbers(tokenizers: dict[str, Any]) -> None:
+    model = _make("BertModel", tokenizers["pieces"])
+    with torch.no_grad():
+        model.encoder.layer[0].attention.self.query.weight.fill_(float("nan"))
+    with pytest.raises(ValueError, match="a BertModel gave numbers that are no weights: they are negative or NaN"):
+        attention_map(model, tokenizers["pieces"], TEXT)
+
+
+def test_a_model_without_a_limit_of_positions(tokenizers: dict[str, Any]) -> None:
+    heads = {"d_model": 16, "n_head": 4, "n_layer": 2, "d_inner": 16}
+    model = transformers.XLNetModel(transformers.XLNetConfig(vocab_size=len(tokenizers["pieces"]), **heads))
+    assert attention_map(model, tokenizers["pieces"], TEXT).layers == 2
+
+
+@pytest.mark.skipif(find_spec("peft") is None, reason="peft, an optional package, is not installed")
+def test_a_prompt_that_was_learned(tokenizers: dict[str, Any]) -> None:
+    from peft import LoraConfig, PromptTuningConfig, get_peft_model
+
+    tokenizer = tokenizers["pieces"]
+    model = _make("BertForSequenceClassification", tokenizer, num_hidden_layers=2)
+    tuned = get_peft_model(model, PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=3))
+    with pytest.raises(ValueError, match="with a learned prompt can't be looked into"):
+        attention_map(tuned, tokenizer, TEXT)
+    model = _make("BertForSequenceClassification", tokenizer, num_hidden_layers=2)
+    expected = attention_map(model, tokenizer, TEXT).weights
+    # Adapters begin with no effect.
+    adapted = get_peft_model(model, LoraConfig(task_type="SEQ_CLS", target_modules=["query"]))
+    np.testing.assert_allclose(attention_map(adapted, tokenizer, TEXT).weights, expected, atol=1e-6)
+
+
+def test_one_target_is_generated_whatever_the_model_is_set_to(tokenizers: dict[str, Any]) -> None:
+    tokenizer = tokenizers["characters"]
+    small = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "decoder_start_token_id": 0}
+    model = _make("BartForConditionalGeneration", tokenizer, **small, bos_token_id=0, eos_token_id=1, pad_token_id=2)
+    model.generation_config.update(num_beams=2, max_new_tokens=4)
+    expected = attention_map(model, tokenizer, "the bank")
+    model.generation_config.update(num_return_sequences=2, return_dict_in_generate=True)
+    found = attention_map(model, tokenizer, "the bank")
+    np.testing.assert_array_equal(found.weights, expected.weights)
+    assert found.layers == 2
 
 
 # Models that see
