@@ -118,17 +118,18 @@ def require_weights(drawn: Iterable[str], label: str) -> None:
 def _plain_errors(label: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, StrictDataclassError, SafetensorError):
+    except OSError:
         raise
-    except ValueError as error:
-        if "trust_remote_code" not in str(error):
-            raise
-        raise ValueError(
-            f"{label} needs custom code, which is not run here: if you trust it, load it in Python with "
-            "`trust_remote_code=True`"
-        ) from None
     except Exception as error:  # of any kind, where a file holds something else than is taken for granted
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = " ".join(str(error).split())
+        if "trust_remote_code" in reason:
+            raise ValueError(
+                f"{label} needs custom code, which is not run here: if you trust it, load it in Python with "
+                "`trust_remote_code=True`"
+            ) from None
+        if not isinstance(error, (ValueError, StrictDataclassError, SafetensorError)):
+            # What these say is meant for a reader.
+            reason = f"{type(error).__name__}: {reason}"
         raise ValueError(f"{label} can't be loaded: {reason}") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from transformers import (
 
 from .loading import load_network
 from .training.run import require_text
+from .training.settings import require_seed
+
+# Scores that are divided by much less are more than a float holds; beams take memory, each as much as a text.
+LEAST_TEMPERATURE, MOST_BEAMS = 1e-6, 1000
 
 # What loads each family's model.
 GENERATORS: dict[str, Any] = {
@@ -79,14 +84,20 @@ def generate_text(
     """
     for name, value, fits, allowed in (
         ("max_new_tokens", max_new_tokens, max_new_tokens is None or max_new_tokens >= 1, "at least 1"),
-        ("temperature", temperature, temperature > 0, "more than 0"),
+        (
+            "temperature",
+            temperature,
+            LEAST_TEMPERATURE <= temperature < math.inf,
+            f"at least {LEAST_TEMPERATURE:g}, and finite",
+        ),
         ("top_k", top_k, top_k >= 0, "at least 0"),
         ("top_p", top_p, 0 < top_p <= 1, "more than 0 and at most 1"),
-        ("beams", beams, beams >= 1, "at least 1"),
-        ("seed", seed, seed is None or 0 <= seed < 2**32, "at least 0 and less than 2**32"),
+        ("beams", beams, 1 <= beams <= MOST_BEAMS, f"at least 1 and at most {MOST_BEAMS}"),
     ):
         if not fits:
             raise ValueError(f"`{name}` ({value}) must be {allowed}")
+    if seed is not None:
+        require_seed(seed)
     network, processor = load_generator(model)
     options: dict[str, Any] = {"num_beams": beams}
     if network.config.is_encoder_decoder:

@@ -12,7 +12,9 @@ from .inspection.clusters import load_extra
 from .inspection.senses import WordSenses, word_senses
 from .inspection.senses_figure import draw_senses, example_line
 from .loading import require_ending
+from .training.run import require_text
 from .training.sentences import split_sentences
+from .training.settings import require_seed
 from .training.sources import load_documents
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -34,6 +36,8 @@ def senses(
 ) -> None:
     """Cluster a word's contextual vectors, beside its word2vec neighbours, and split their variance by contexts."""
     require_ending(output, (".png", ".svg"))
+    require_text(word, "word")
+    require_seed(seed)
     for module, package in (("gensim", "gensim"), ("sklearn", "scikit-learn")):
         load_extra(module, package)
     network, tokenizer = load_attentive(model)

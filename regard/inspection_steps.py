@@ -20,6 +20,7 @@ from .modeling.base import shift_right
 from .modeling.bert import RegardBertModel
 from .registration import FAMILIES
 from .training.run import require_text
+from .training.settings import require_seed
 from .training.sources import load_documents
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -169,6 +170,7 @@ def order(
     seed: Annotated[int, typer.Option(help="Of the permutation.")] = 0,
 ) -> None:
     """Permute a text, with position embeddings and with these set to zero: only the former tell its order."""
+    require_seed(seed)
     network, processor = load_model(model)
     if hasattr(processor, "image_processor"):
         raise ValueError(f"`model` ({model}) is a captioner, which reads no text")
@@ -201,6 +203,8 @@ def heads(
     limit = getattr(network.config, "max_position_embeddings", None)
     if limit is None or hasattr(tokenizer, "image_processor"):
         raise ValueError(f"`model` ({model}) has no self-attention over a text")
+    for one in texts:
+        require_text(one, "text")
     encoded = (tokenizer(one, truncation=True, max_length=limit, return_tensors="pt") for one in texts)
     measured = head_distances(network, encoded, max_offset)
     plot_head_distances(measured, output)

@@ -115,7 +115,7 @@ def make_tokenizer(settings: PairSettings, pairs: Dataset, limit: int) -> PreTra
         ValueError: if the one named lacks what training needs.
     """
     if settings.tokenizer is not None:
-        return load_tokenizer(settings.tokenizer, limit, ("pad", "eos"))
+        return load_tokenizer(settings.tokenizer, limit, PairFamily.special_tokens)
     texts = (text for row in pairs for text in (row["source"], row["target"]))
     if settings.units == "pieces":
         return train_byte_level(texts, vocab_size=settings.vocab_size, model_max_length=limit)
@@ -130,6 +130,7 @@ class PairFamily(Family[Settings]):
     """
 
     model_class: type[PreTrainedModel]
+    special_tokens: ClassVar[tuple[str, ...]] = ("pad", "eos")
 
     @abstractmethod
     def make_config(self, settings: Any, tokenizer: PreTrainedTokenizerFast | None = None) -> PreTrainedConfig:
