@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Container
 from dataclasses import MISSING, fields
 from functools import partial
@@ -392,5 +393,6 @@ def main() -> None:
 
 
 def _refuse(message: str) -> NoReturn:
-    typer.echo(f"regard: {without_secrets(' '.join(message.split()))}", err=True)
+    # Above a progress bar, which an error leaves where it was.
+    tqdm.write(f"regard: {without_secrets(' '.join(message.split()))}", file=sys.stderr)
     raise SystemExit(2) from None

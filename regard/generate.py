@@ -16,11 +16,12 @@ from transformers import (
 )
 
 from .loading import load_network
+from .training.generation import require_beams
 from .training.run import require_text
 from .training.settings import require_seed
 
-# Scores that are divided by much less are more than a float holds; beams take memory, each as much as a text.
-LEAST_TEMPERATURE, MOST_BEAMS = 1e-6, 1000
+# Scores that are divided by much less are more than a float holds.
+LEAST_TEMPERATURE = 1e-6
 
 # What loads each family's model.
 GENERATORS: dict[str, Any] = {
@@ -92,10 +93,10 @@ def generate_text(
         ),
         ("top_k", top_k, top_k >= 0, "at least 0"),
         ("top_p", top_p, 0 < top_p <= 1, "more than 0 and at most 1"),
-        ("beams", beams, 1 <= beams <= MOST_BEAMS, f"at least 1 and at most {MOST_BEAMS}"),
     ):
         if not fits:
             raise ValueError(f"`{name}` ({value}) must be {allowed}")
+    require_beams(beams)
     if seed is not None:
         require_seed(seed)
     network, processor = load_generator(model)

@@ -22,7 +22,7 @@ from ..tokenization.wordpiece import check_vocabulary
 from ..tokenization.words import train_words
 from .corpus import FlatColumn, plain_backend
 from .family import Family
-from .generation import generate_texts
+from .generation import generate_texts, require_beams
 from .glyphs import base_letter, load_glyphs
 from .images import load_captions
 from .masking import IGNORED
@@ -73,9 +73,10 @@ class CaptionerSettings(SizedSettings):
     def check(self) -> None:
         """See `TrainingSettings.check`."""
         super().check()
-        for name in ("max_images", "image_size", "min_frequency", "beams"):
+        for name in ("max_images", "image_size", "min_frequency"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"`{name}` ({getattr(self, name)}) must be at least 1")
+        require_beams(self.beams)
         if self.image_size > MOST_IMAGE_SIZE:
             raise ValueError(f"`image_size` ({self.image_size}) must be at most {MOST_IMAGE_SIZE}")
         if self.max_length < 2:

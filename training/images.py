@@ -13,6 +13,7 @@ from datasets import Dataset, Features, Image, Value
 from datasets.fingerprint import Hasher
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
+from ..tokenization.processor import to_rgb
 from .bad_records import BadRecords, counted, note
 from .cache import write_dataset
 from .tables import (
@@ -30,7 +31,7 @@ from .tables import (
 METADATA_FILES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 
 # Part of every cache key: to be raised whenever the same input gives other rows, or other errors, than before.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 # By which names of folders `imagefolder` tells the splits.
 SPLIT_FOLDERS = {
@@ -264,7 +265,8 @@ def _decode(image: dict[str, Any] | None, where: str) -> None:
     if image is None:
         raise ValueError(f"{where} has no image")
     try:
-        Image().decode_example(image)
+        # In RGB, since a model reads it so.
+        to_rgb(Image().decode_example(image))
     except Exception as error:  # Pillow's readers let errors of many kinds through
         reason = " ".join(str(error).split())
         raise ValueError(f"{where}: the image does not decode: {type(error).__name__}: {reason}") from None

@@ -21,7 +21,7 @@ from ..tokenization.characters import train_characters
 from ..tokenization.wordpiece import check_vocabulary
 from .dates import load_dates, parse_dates_name
 from .family import Family, Settings
-from .generation import exact_match_by, generate_texts, text_figures
+from .generation import exact_match_by, generate_texts, require_beams, text_figures
 from .pair_data import PairCollator, PairExamples, tokenize_pairs
 from .parallel import load_pairs
 from .rows import load_rows
@@ -71,9 +71,10 @@ class PairSettings(SizedSettings):
         """See `TrainingSettings.check`."""
         super().check()
         self.require_choice("units", ("characters", "pieces"))
-        for name in ("max_pairs", "max_dates", "beams"):
+        for name in ("max_pairs", "max_dates"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"`{name}` ({getattr(self, name)}) must be at least 1")
+        require_beams(self.beams)
         if self.max_length < 2:
             raise ValueError(f"`max_length` ({self.max_length}) must be at least 2: one token and the end")
 
