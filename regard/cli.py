@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import logging
 import os
@@ -382,6 +383,10 @@ def push(
 
 def main() -> None:
     """Runs the command line. A user's mistake, or what ends a run, is told in one line, with exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        # A character that the terminal has no byte for must not end a run.
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except (ValueError, OSError, FloatingPointError, StrictDataclassError, SafetensorError) as error:

@@ -224,7 +224,12 @@ def _raise(error: OSError) -> NoReturn:
 
 
 def file_status(path: str) -> File:
-    """What tells that a file has changed."""
+    """What tells that a file has changed.
+
+    Raises:
+        ValueError: if its name is not UTF-8, and can't be stored with what is read.
+    """
+    num_bytes(path, f"the file's name {path!r}")
     status = os.stat(path)
     return File(path, os.path.realpath(path), status.st_size, status.st_mtime_ns)
 
