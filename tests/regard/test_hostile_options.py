@@ -127,6 +127,7 @@ def run(command, monkeypatch):
         "regard.training.planning.Rehearsal",
         "regard.faithfulness_tests.faithfulness",
         "regard.inspection_senses.word_senses",
+        "regard.inspection_steps.plot_head_distances",
     ):
         monkeypatch.setattr(target, stop)
     for name in ("load_model", "load_part"):
