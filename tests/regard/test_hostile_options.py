@@ -13,8 +13,8 @@ from tests.hub.models import make_model, save_model
 
 LONG = "x" * 5_000
 INTEGERS = ["-1", "0", str(10**30), "nan", "", "1.5"]
-FLOATS = ["nan", "inf", "-inf", "", "1e400", "-1", "5e-324"]
-PATHS = ["missing", "folder", "", "a\0b", LONG, "broken", "noise", "noise/below", "folder/a\nb", "\udc80"]
+FLOATS = ["nan", "inf", "-inf", "", "-1", "5e-324"]
+PATHS = ["missing", "folder", "", "a\0b", LONG, "broken", "noise", "folder/a\nb", "\udc80"]
 TEXTS = ["", " ", "\udc80", "a\nb", LONG, "../..", "\U0001f600", "nan", "folder", "broken", "noise"]
 PAIRS = ["", "=", "a", "a=b", "hidden_size=[", f"hidden_size={10**30}", "\udc80=1", "a\nb=1", "x=!!python/name:os.x"]
 
