@@ -139,7 +139,7 @@ def _plain_errors(label: str) -> Iterator[None]:
 def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, label: str) -> None:
     if tokenizer.get_vocab().keys() <= set(tokenizer.all_special_tokens):
         raise ValueError(f"{label} has no tokenizer, or one without a vocabulary")
-    names = tokenizer.model_input_names
+    names: Any = tokenizer.model_input_names
     if not isinstance(names, list) or "input_ids" not in names:
         raise ValueError(f"{label} has a tokenizer whose `model_input_names` ({names!r}) do not name 'input_ids'")
     try:
