@@ -122,6 +122,8 @@ class RegardConfig(PreTrainedConfig):
                 raise ValueError(f"`{name}` ({value}) must be at least {_LEAST[name]}")
             if name in _LEAST and value >= 2**31:
                 raise ValueError(f"`{name}` ({value}) must be less than 2**31")
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise ValueError(f"`{name}` ({value}) must be a number of at most 64 bits")
             if name.endswith(("_dropout", "_dropout_prob")) and not 0 <= value < 1:
                 raise ValueError(f"`{name}` ({value}) must be at least 0 and less than 1")
             # A generation end can be a list of ids; transformers itself only warns of ids outside the vocabulary.

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..configuration.seeds import require_seed
 from ..modeling.positions import LearnedPositions, SinusoidalPositions
-from .maps import check_seed
 from .shapes import evaluating
 
 _POSITIONS = (LearnedPositions, SinusoidalPositions)
@@ -119,7 +119,7 @@ def order_effect(model: PreTrainedModel, input_ids: Tensor, seed: int = 0) -> Or
         ValueError: if the model has no position embeddings, the text has less than two different tokens, or the seed
             is none.
     """
-    check_seed(seed)
+    require_seed(seed)
     if input_ids.shape[0] != 1 or len(input_ids.unique()) < 2:
         raise ValueError("`input_ids` must hold one text with two different tokens or more")
     network: Any = model.base_model

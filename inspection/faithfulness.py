@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from ..configuration.seeds import require_seed
 from .faithfulness_erasure import (
     CURVE,
     comprehensiveness,
@@ -33,7 +34,7 @@ from .faithfulness_prediction import Example, Prediction, studied
 from .faithfulness_report import Estimate, draw, estimate, report_lines
 from .faithfulness_weights import Weights, shuffled_distributions, weights_behind
 from .kernels import weights_shown
-from .maps import AttentionMap, check_seed
+from .maps import AttentionMap
 from .tokens import Token
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def faithfulness(
             that are not installed.
     """
     require_packages()
-    check_seed(seed)
+    require_seed(seed)
     if isinstance(examples, str) or len(examples) < 2:
         raise ValueError("`examples` must hold two or more: the verdict is about their mean")
     if max_tokens < 3:

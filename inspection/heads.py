@@ -18,6 +18,9 @@ from transformers import PreTrainedModel
 
 from .shapes import evaluating
 
+# More than any picture shows.
+MOST_OFFSET = 10_000
+
 
 @dataclass(frozen=True)
 class HeadDistances:
@@ -55,8 +58,8 @@ def head_distances(
     Raises:
         ValueError: if the model has no self-attention, there is no text, or one is given with others.
     """
-    if max_offset < 1:
-        raise ValueError(f"`max_offset` ({max_offset}) must be at least 1")
+    if not 1 <= max_offset <= MOST_OFFSET:
+        raise ValueError(f"`max_offset` ({max_offset}) must be at least 1 and at most {MOST_OFFSET:,}")
     network: Any = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
     offsets = torch.arange(-max_offset, max_offset + 1)
     sums: Tensor | None = None

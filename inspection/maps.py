@@ -157,16 +157,6 @@ def check_number(name: str, number: int | np.integer | str, count: int, others: 
     return int(number)
 
 
-def check_seed(seed: int) -> None:
-    """Checks that all that is drawn from takes a seed.
-
-    Raises:
-        ValueError: if not.
-    """
-    if not 0 <= seed < 2**32:
-        raise ValueError(f"`seed` ({seed}) must be at least 0 and less than 2**32")
-
-
 def _groups(tokens: tuple[Token, ...]) -> list[list[Token]]:
     return [list(members) for _, members in groupby(tokens, key=lambda token: token.word)]
 

@@ -18,10 +18,11 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
+from ..configuration.seeds import require_seed
 from ..modeling.captioner import spatial_maps
 from .figure import FONT_SIZE, HEAT
 from .kernels import weights_shown
-from .maps import check_number, check_seed
+from .maps import check_number
 
 WHITE = 255
 # What a drawing has more than that of its letter alone is the mark, where it is darker by a quarter of black; and the
@@ -187,7 +188,7 @@ def measure_marks(
     """
     if not examples:
         raise ValueError("`examples` holds none: give one or more")
-    check_seed(seed)
+    require_seed(seed)
     rng = np.random.default_rng(seed)
     maps: dict[str, list[np.ndarray]] = {name: [] for name in examples[0].spans}
     probability: dict[str, list[float]] = {name: [] for name in ("is", "mark", "letter")}

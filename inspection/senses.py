@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
+from ..configuration.seeds import require_seed
 from .clusters import Clusters, find_clusters
 from .looking import most_tokens
-from .maps import check_seed
 from .occurrences import Context, Occurrence, Vectors, WordReader, contextual_vectors, has_own_pieces
 from .variance import anisotropy, self_similarity, share_explained, variance_components
 from .word2vec import static_neighbours
@@ -130,7 +130,7 @@ def word_senses(
         ValueError: if an argument won't do, the word occurs too rarely or is none that the tokenizer knows, there are
             too few words to compare, or a package of the extra `senses` is missing.
     """
-    check_seed(seed)
+    require_seed(seed)
     _check(model, tokenizer, word, {"examples": examples, "max_length": max_length, "words": words})
     for name, number in (("max_occurrences", max_occurrences), ("word_occurrences", word_occurrences)):
         if number < FEWEST:

@@ -95,6 +95,8 @@ def read_json(folder: Path, name: str, label: str) -> dict[str, Any]:
     """
     try:
         content = json.loads((folder / name).read_text(encoding="utf-8"))
+        # Half a surrogate pair, which an escape can stand for, could not be written again with the model.
+        json.dumps(content, ensure_ascii=False).encode()
     except FileNotFoundError:
         raise ValueError(f"{label} is no model: it has no {name}") from None
     except OSError as error:

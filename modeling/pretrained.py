@@ -6,7 +6,6 @@ whether to run code, and lets errors of every kind through where a file holds so
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,6 +18,8 @@ from transformers import PreTrainedTokenizerBase
 
 # A pooler is no part of a model that predicts tokens, and what is read from the others needs none.
 POOLER = re.compile(r"(^|\.)pooler\.")
+# A character that no text has.
+_UNKNOWN = "\U0010ffff"
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 _LENGTHS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens")
 
@@ -90,6 +91,8 @@ def load_model_and_drawn(model_class: Any, path: str | Path, label: str, **optio
             output_loading_info=True,
             **options,
         )
+    # Outputs are read by their names, and those that cost more are asked for, whatever the configuration says.
+    model.config.return_dict, model.config.output_attentions = True, False
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ValueError(f"{label} is an adapter of another model: merge it into that one and save the whole")
     for name, parameter in model.named_parameters():
@@ -118,25 +121,35 @@ def require_weights(drawn: Iterable[str], label: str) -> None:
 def _plain_errors(label: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, StrictDataclassError, SafetensorError):
+    except OSError:
         raise
-    except ValueError as error:
-        if "trust_remote_code" not in str(error):
-            raise
-        raise ValueError(
-            f"{label} needs custom code, which is not run here: if you trust it, load it in Python with "
-            "`trust_remote_code=True`"
-        ) from None
     except Exception as error:  # of any kind, where a file holds something else than is taken for granted
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = " ".join(str(error).split())
+        if "trust_remote_code" in reason:
+            raise ValueError(
+                f"{label} needs custom code, which is not run here: if you trust it, load it in Python with "
+                "`trust_remote_code=True`"
+            ) from None
+        if not isinstance(error, (ValueError, StrictDataclassError, SafetensorError)):
+            # What these say is meant for a reader.
+            reason = f"{type(error).__name__}: {reason}"
         raise ValueError(f"{label} can't be loaded: {reason}") from error
 
 
 def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, label: str) -> None:
     if tokenizer.get_vocab().keys() <= set(tokenizer.all_special_tokens):
         raise ValueError(f"{label} has no tokenizer, or one without a vocabulary")
+    names: Any = tokenizer.model_input_names
+    if not isinstance(names, list) or "input_ids" not in names:
+        raise ValueError(f"{label} has a tokenizer whose `model_input_names` ({names!r}) do not name 'input_ids'")
+    try:
+        tokenizer(_UNKNOWN)
+    except Exception as error:  # it has no class of its own
+        raise ValueError(f"{label} has a tokenizer that fails on a character it does not know: {error}") from None
     limit = tokenizer.model_max_length
-    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or math.isnan(limit) or limit < 1:
+    # Where there is no limit, it is a number beyond any length, and not always a whole one.
+    is_number = isinstance(limit, int) or (isinstance(limit, float) and limit >= 2**53)
+    if isinstance(limit, bool) or not is_number or limit < 1:
         raise ValueError(f"{label} has a tokenizer whose `model_max_length` ({limit!r}) is not a number from 1 on")
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Container
 from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, NoReturn, get_args
 
 import typer
 import yaml
+from accelerate.utils.memory import should_reduce_batch_size
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from tqdm.auto import tqdm
@@ -27,6 +30,7 @@ from .generate import generate_text
 from .inspection_cli import inspect_app
 from .inspection_senses import app as inspection_senses_app
 from .inspection_steps import app as inspection_steps_app
+from .loading import require_file_name
 from .plan import PLANNED, plan_lines, plan_training
 from .push import push as push_run
 from .sharing.export import export_model
@@ -35,7 +39,7 @@ from .training.evaluation import evaluate_model
 from .training.families import TRAINABLE
 from .training.finetune import TASKS, FinetuneSettings
 from .training.finetune_base import is_of_some_tasks
-from .training.run import model_path
+from .training.run import model_path, naming_the_model
 from .training.settings import DURATIONS, YAML_ERRORS, field_types, read_yaml, require_small
 
 app = typer.Typer(
@@ -336,6 +340,8 @@ def evaluate(
     changed = dict(_parse_field(text, "setting", "batch_size=8") for text in setting or ())
     if batches is not None:
         changed["evaluation_batches"] = batches
+    if output is not None:
+        require_file_name(output)
     results = evaluate_model(model, data, changed)
     if output is not None:
         output.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -351,7 +357,9 @@ def export(
     """Export a model to a stock architecture, which loads without regard."""
     if to != "transformers":
         raise ValueError(f"`to` ({to!r}) must be 'transformers'")
-    typer.echo(f"Exported to {export_model(model_path(model), output)}")
+    path = model_path(model)
+    with naming_the_model("model", model, path):
+        typer.echo(f"Exported to {export_model(path, output)}")
 
 
 @app.command()
@@ -375,8 +383,21 @@ def push(
 
 def main() -> None:
     """Runs the command line. A user's mistake, or what ends a run, is told in one line, with exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        # A character that the terminal has no byte for must not end a run.
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except (ValueError, OSError, FloatingPointError, StrictDataclassError, SafetensorError) as error:
-        typer.echo(f"regard: {without_secrets(' '.join(str(error).split()))}", err=True)
-        raise SystemExit(2) from None
+        _refuse(str(error))
+    except (MemoryError, RuntimeError) as error:
+        if not (isinstance(error, MemoryError) or should_reduce_batch_size(error)):
+            raise
+        _refuse(f"the memory does not suffice ({str(error) or type(error).__name__})")
+
+
+def _refuse(message: str) -> NoReturn:
+    # Above a progress bar, which an error leaves where it was.
+    tqdm.write(f"regard: {without_secrets(' '.join(message.split()))}", file=sys.stderr)
+    raise SystemExit(2) from None

@@ -20,14 +20,14 @@ from transformers import (
 )
 
 from .configuration.captioner import RegardCaptionerConfig
+from .configuration.seeds import require_seed
 from .inspection.faithfulness import Faithfulness, faithfulness
 from .inspection.faithfulness_erasure import require_packages
 from .inspection.faithfulness_prediction import Example, special_ids
-from .inspection.maps import check_seed
 from .loading import load_network, require_ending
 from .training.families import TRAINABLE
 from .training.run import SETTINGS_FILE
-from .training.settings import make_settings, read_yaml
+from .training.settings import make_settings, read_yaml, require_source
 
 # Of texts that are drawn, shorter ones are passed over.
 LEAST_TOKENS = 8
@@ -144,11 +144,13 @@ def inspect_faithfulness(
     require_ending(file)
     if examples < 2:
         raise ValueError(f"`examples` ({examples}) must be at least 2: the verdict is about their mean")
-    check_seed(seed)
+    require_seed(seed)
+    if data is not None:
+        require_source(data)
     require_packages()
     network, processor = load_predicting(model)
     rows = held_out_rows(model, data, network)
-    drawn: Sequence[Example] = list(islice(_as_examples(rows, processor, seed), examples))
+    drawn: Sequence[Example] = list(islice(_as_examples(rows, processor, seed), min(examples, len(rows))))
     if len(drawn) < 2:
         raise ValueError(f"`data` ({data or 'held out'}) has {len(drawn)} texts of {LEAST_TOKENS} tokens or more")
     found = faithfulness(

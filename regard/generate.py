@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,13 @@ from transformers import (
     set_seed,
 )
 
+from .configuration.seeds import require_seed
 from .loading import load_network
+from .training.generation import require_beams
 from .training.run import require_text
+
+# Scores that are divided by much less are more than a float holds.
+LEAST_TEMPERATURE = 1e-6
 
 # What loads each family's model.
 GENERATORS: dict[str, Any] = {
@@ -79,14 +85,20 @@ def generate_text(
     """
     for name, value, fits, allowed in (
         ("max_new_tokens", max_new_tokens, max_new_tokens is None or max_new_tokens >= 1, "at least 1"),
-        ("temperature", temperature, temperature > 0, "more than 0"),
+        (
+            "temperature",
+            temperature,
+            LEAST_TEMPERATURE <= temperature < math.inf,
+            f"at least {LEAST_TEMPERATURE:g}, and finite",
+        ),
         ("top_k", top_k, top_k >= 0, "at least 0"),
         ("top_p", top_p, 0 < top_p <= 1, "more than 0 and at most 1"),
-        ("beams", beams, beams >= 1, "at least 1"),
-        ("seed", seed, seed is None or 0 <= seed < 2**32, "at least 0 and less than 2**32"),
     ):
         if not fits:
             raise ValueError(f"`{name}` ({value}) must be {allowed}")
+    require_beams(beams)
+    if seed is not None:
+        require_seed(seed)
     network, processor = load_generator(model)
     options: dict[str, Any] = {"num_beams": beams}
     if network.config.is_encoder_decoder:

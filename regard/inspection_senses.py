@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from .attention_maps import load_attentive
+from .configuration.seeds import require_seed
 from .inspection.clusters import load_extra
 from .inspection.senses import WordSenses, word_senses
 from .inspection.senses_figure import draw_senses, example_line, title_of
@@ -36,6 +37,7 @@ def senses(
     """Cluster a word's contextual vectors, beside its word2vec neighbours, and split their variance by contexts."""
     require_ending(output, (".png", ".svg"))
     require_text(word, "word")
+    require_seed(seed)
     for module, package in (("gensim", "gensim"), ("sklearn", "scikit-learn")):
         load_extra(module, package)
     network, tokenizer = load_attentive(model)

@@ -10,6 +10,7 @@ import typer
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from .configuration.seeds import require_seed
 from .generate import GENERATORS
 from .inspection.calculation import parse_matrix, parse_vector, worked_calculation
 from .inspection.dependence import order_effect, position_gradients
@@ -175,6 +176,7 @@ def order(
     seed: Annotated[int, typer.Option(help="Of the permutation.")] = 0,
 ) -> None:
     """Permute a text, with position embeddings and with these set to zero: only the former tell its order."""
+    require_seed(seed)
     network, processor = load_model(model)
     if hasattr(processor, "image_processor"):
         raise ValueError(f"`model` ({model}) is a captioner, which reads no text")
@@ -209,6 +211,8 @@ def heads(
     limit = getattr(network.config, "max_position_embeddings", None)
     if limit is None or hasattr(tokenizer, "image_processor"):
         raise ValueError(f"`model` ({model}) has no self-attention over a text")
+    for one in texts:
+        require_text(one, "text")
     encoded = (tokenizer(one, truncation=True, max_length=limit, return_tensors="pt") for one in texts)
     measured = head_distances(network, encoded, max_offset)
     plot_head_distances(measured, output)

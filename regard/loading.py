@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,11 +40,25 @@ def load_network(model: str | Path, choose: Callable[[Any], Any]) -> tuple[Any, 
         return network, processor
 
 
-def require_ending(output: str | Path, endings: tuple[str, ...] = PICTURES) -> None:
+def require_file_name(output: str | Path) -> None:
     """Refuses the name of a file that can't be written, before there is any work.
 
     Raises:
-        ValueError: if it has none of the endings.
+        ValueError: if it is that of a folder, or the folder that it is to be in is not there.
+    """
+    if os.path.isdir(output):
+        raise ValueError(f"`output` ({output}) must be a file: there is a folder of that name")
+    parent = os.path.dirname(output)
+    if not os.path.isdir(parent or os.curdir):
+        raise ValueError(f"`output` ({output}) must be in a folder that is there: {parent} is none")
+
+
+def require_ending(output: str | Path, endings: tuple[str, ...] = PICTURES) -> None:
+    """Refuses the name of a picture that can't be written, before there is any work.
+
+    Raises:
+        ValueError: if it has none of the endings; see also `require_file_name`.
     """
     if Path(output).suffix not in endings:
         raise ValueError(f"`output` ({output}) must end with {', '.join(endings[:-1])} or {endings[-1]}")
+    require_file_name(output)

@@ -128,7 +128,7 @@ def plain_card(folder: Path, title: str, bundle: bool) -> str:
     return _CARD.format(
         data=data.to_yaml(),
         title=title,
-        architecture=(config.architectures or [config.model_type])[0],
+        architecture=_architecture(config) or config.model_type,
         registration="import regard  # registers the model with transformers\n" if ours else "",
         imports=", ".join(imports),
         processor=processor,
@@ -137,9 +137,16 @@ def plain_card(folder: Path, title: str, bundle: bool) -> str:
     )
 
 
+def _architecture(config: PreTrainedConfig) -> str | None:
+    """The class that a configuration names, if it is a name: the file may hold anything, and a card shows it."""
+    names = config.architectures
+    first = names[0] if isinstance(names, list) and names else None
+    return first if isinstance(first, str) and first.isidentifier() else None
+
+
 def _auto_class(config: PreTrainedConfig) -> str:
     """The Auto class that loads the architecture of a configuration."""
-    architecture = next(iter(config.architectures or ()), None)
+    architecture = _architecture(config)
     for name in _TASKS:
         mapping = getattr(transformers, name)._model_mapping
         if type(config) in mapping:

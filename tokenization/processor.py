@@ -28,7 +28,7 @@ def open_image(source: ImageSource) -> Image.Image:
     """
     if not isinstance(source, ImageSource):
         raise TypeError(f"an image must be a PIL image, an array or a path, not {type(source).__name__}")
-    name = getattr(source, "filename", None) or (source if isinstance(source, str | os.PathLike) else "given")
+    name = _name_of(source)
     try:
         if isinstance(source, np.ndarray):
             source = Image.fromarray(source)
@@ -38,7 +38,7 @@ def open_image(source: ImageSource) -> Image.Image:
         raise
     # Pillow's decoders raise these for what they cannot read, and the last for an image that is suspiciously large.
     except (OSError, SyntaxError, ValueError, TypeError, Image.DecompressionBombError) as error:
-        raise ValueError(f"the image {os.fspath(name)} cannot be read: {error}") from error
+        raise ValueError(f"the image {name} cannot be read: {error}") from error
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -64,6 +64,19 @@ def to_rgb(image: Image.Image) -> Image.Image:
         image = image.convert({"PA": "RGBA", "La": "LA", "RGBa": "RGBA"}.get(image.mode, image.mode)).convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, WHITE), image)
     return image.convert("RGB")
+
+
+def _read_rgb(source: ImageSource) -> Image.Image:
+    image = open_image(source)
+    try:
+        return to_rgb(image)
+    except ValueError as error:
+        raise ValueError(f"the image {_name_of(source)} cannot be read: {error}") from None
+
+
+def _name_of(source: ImageSource) -> str:
+    name = getattr(source, "filename", None) or (source if isinstance(source, str | os.PathLike) else "given")
+    return os.fspath(name)
 
 
 class RegardCaptionerProcessor(ProcessorMixin):
@@ -120,7 +133,7 @@ class RegardCaptionerProcessor(ProcessorMixin):
         data: dict[str, Any] = {}
         if images is not None:
             sources = [images] if isinstance(images, ImageSource) else images
-            converted = [to_rgb(open_image(source)) for source in sources]
+            converted = [_read_rgb(source) for source in sources]
             data |= self.image_processor(converted, return_tensors=return_tensors, **kwargs)
         if text is not None:
             data["decoder_input_ids"] = self._beginnings([text] if isinstance(text, str) else text)

@@ -174,7 +174,7 @@ def make_tokenizer(settings: BertSettings, documents: Dataset) -> PreTrainedToke
             strip_accents=settings.strip_accents,
             model_max_length=limit,
         )
-    return load_tokenizer(settings.tokenizer, limit, ("cls", "sep", "mask", "pad"))
+    return load_tokenizer(settings.tokenizer, limit, BertFamily.special_tokens)
 
 
 @torch.inference_mode()
@@ -223,6 +223,7 @@ class BertFamily(Family[BertSettings]):
     """Pretraining BERT."""
 
     name: ClassVar[str] = "bert"
+    special_tokens: ClassVar[tuple[str, ...]] = ("cls", "sep", "mask", "pad")
     settings_class = BertSettings
     default_steps = 4000
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, TypedDict
 
 import numpy as np
@@ -23,7 +22,7 @@ from ..tokenization.wordpiece import check_vocabulary
 from ..tokenization.words import train_words
 from .corpus import FlatColumn, plain_backend
 from .family import Family
-from .generation import generate_texts
+from .generation import generate_texts, require_beams
 from .glyphs import base_letter, load_glyphs
 from .images import load_captions
 from .masking import IGNORED
@@ -40,6 +39,9 @@ logger = logging.getLogger("regard.training")
 
 # Part of the cache key: raise it whenever the same captions would give other rows than before.
 FORMAT_VERSION = 1
+
+# A larger one would be some gigabytes of numbers.
+MOST_IMAGE_SIZE = 2**14
 
 
 @dataclass
@@ -71,9 +73,12 @@ class CaptionerSettings(SizedSettings):
     def check(self) -> None:
         """See `TrainingSettings.check`."""
         super().check()
-        for name in ("max_images", "image_size", "min_frequency", "beams"):
+        for name in ("max_images", "image_size", "min_frequency"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"`{name}` ({getattr(self, name)}) must be at least 1")
+        require_beams(self.beams)
+        if self.image_size > MOST_IMAGE_SIZE:
+            raise ValueError(f"`image_size` ({self.image_size}) must be at most {MOST_IMAGE_SIZE}")
         if self.max_length < 2:
             raise ValueError(f"`max_length` ({self.max_length}) must be at least 2: one word and the end")
         self.require_choice("decoder_type", DECODER_TYPES)
@@ -217,6 +222,8 @@ class CaptionerFamily(Family[CaptionerSettings]):
     """Training the image captioner."""
 
     name: ClassVar[str] = "captioner"
+    special_tokens: ClassVar[tuple[str, ...]] = ("pad", "bos", "eos", "unk")
+    processor_class: ClassVar[Any] = AutoProcessor
     settings_class = CaptionerSettings
     default_steps = 1500
 
@@ -278,14 +285,10 @@ class CaptionerFamily(Family[CaptionerSettings]):
         """See `Family`."""
         return load_caption_split(settings)
 
-    def load_processor(self, path: str | Path) -> RegardCaptionerProcessor:
-        """See `Family`."""
-        return load_part(AutoProcessor, path, f"`model` ({path})")
-
     def make_processor(self, settings: CaptionerSettings, rows: Dataset) -> RegardCaptionerProcessor:
         """See `Family`."""
         if settings.tokenizer is not None:
-            tokenizer = load_tokenizer(settings.tokenizer, settings.max_length, ("pad", "bos", "eos", "unk"))
+            tokenizer = load_tokenizer(settings.tokenizer, settings.max_length, self.special_tokens)
         else:
             tokenizer = train_words(
                 rows["text"], min_frequency=settings.min_frequency, model_max_length=settings.max_length

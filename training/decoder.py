@@ -132,6 +132,7 @@ class DecoderFamily(Family[DecoderSettings]):
     """Training the decoder-only language model."""
 
     name: ClassVar[str] = "decoder"
+    special_tokens: ClassVar[tuple[str, ...]] = ("pad", "eos")
     settings_class = DecoderSettings
     default_steps = 1000
 
@@ -155,7 +156,7 @@ class DecoderFamily(Family[DecoderSettings]):
         """See `Family`."""
         limit = settings.make_config().max_position_embeddings
         if settings.tokenizer is not None:
-            return load_tokenizer(settings.tokenizer, limit, ("pad", "eos"))
+            return load_tokenizer(settings.tokenizer, limit, self.special_tokens)
         logger.info("Training a tokenizer of %d tokens.", settings.vocab_size)
         return train_byte_level((row["text"] for row in rows), vocab_size=settings.vocab_size, model_max_length=limit)
 

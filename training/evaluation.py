@@ -13,7 +13,7 @@ from .families import TRAINABLE
 from .family import add_tried
 from .loop import make_accelerator
 from .run import SETTINGS_FILE, model_path, naming_the_model
-from .settings import make_settings, read_yaml
+from .settings import make_settings, read_yaml, require_source
 from .task import evaluate
 
 
@@ -34,6 +34,8 @@ def evaluate_model(
     Raises:
         ValueError: if there is no such model, it is of no family here, or there is no data.
     """
+    if data is not None:
+        require_source(data)
     folder, path = Path(model), model_path(model)
     is_run = (folder / SETTINGS_FILE).is_file()
     if is_run:

@@ -39,6 +39,7 @@ from .run import (
 from .schedule import Budget
 from .settings import TrainingSettings, to_dict
 from .task import Task
+from .tokenizers import require_special_tokens
 
 logger = logging.getLogger("regard.training")
 
@@ -55,9 +56,13 @@ class Family(ABC, Generic[Settings]):
         name: of the family, as the command line has it.
         settings_class: the settings of its runs.
         default_steps: how long a run lasts if nothing is said.
+        special_tokens: that its tokenizers must have.
+        processor_class: the Auto class that loads what prepares its inputs.
     """
 
     name: ClassVar[str]
+    special_tokens: ClassVar[tuple[str, ...]] = ()
+    processor_class: ClassVar[Any] = AutoTokenizer
     settings_class: type[Settings]
     default_steps: int
 
@@ -86,8 +91,15 @@ class Family(ABC, Generic[Settings]):
         """The tokenizer or processor that the settings name, or one made from the training rows."""
 
     def load_processor(self, path: str | Path) -> Any:
-        """Loads a tokenizer or processor, from a folder or the Hub."""
-        return load_part(AutoTokenizer, path, f"`model` ({path})")
+        """Loads a tokenizer or processor, from a folder or the Hub.
+
+        Raises:
+            ValueError: if it can't be loaded, or lacks a special token that is needed.
+        """
+        label = f"`model` ({path})"
+        processor = load_part(self.processor_class, path, label)
+        require_special_tokens(getattr(processor, "tokenizer", processor), self.special_tokens, label)
+        return processor
 
     @abstractmethod
     def make_task(

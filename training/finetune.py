@@ -52,6 +52,7 @@ from transformers import (
 )
 from transformers.integrations import TensorBoardCallback
 
+from ..configuration.seeds import require_seed
 from ..modeling.pretrained import POOLER, load_model_and_drawn, load_part, require_weights
 from ..tokenization.generative import save_tokenizer
 from .answers import QuestionAnswering
@@ -62,6 +63,7 @@ from .finetune_results import best_of, figures_of, make_results, save_prediction
 from .finetune_tasks import Classification, MultiLabel, MultipleChoice, Regression, Tokens
 from .run import MODEL, load_results, model_path, naming_the_model, open_run, save_results, save_settings
 from .settings import held_out_share, option, to_dict
+from .tokenizers import require_special_tokens
 
 logger = logging.getLogger("regard.training")
 
@@ -135,11 +137,10 @@ class FinetuneSettings:
         for name in ("batch_size", "accumulation", "log_every", "max_answer_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}` ({getattr(self, name)}) must be at least 1")
-        for name in ("stride", "weight_decay", "patience", "seed", "lora"):
+        for name in ("stride", "weight_decay", "patience", "lora"):
             if getattr(self, name) is not None and getattr(self, name) < 0:
                 raise ValueError(f"`{name}` ({getattr(self, name)}) must be at least 0")
-        if self.seed >= 2**32:
-            raise ValueError(f"`seed` ({self.seed}) must be less than 2**32, which is NumPy's limit")
+        require_seed(self.seed)
         if not 0 <= self.warmup < 1:
             raise ValueError(f"`warmup` ({self.warmup}) must be at least 0 and less than 1")
         if self.precision not in ("no", "bf16", "fp16"):
@@ -308,13 +309,7 @@ def _load_tokenizer(model: str, path: str) -> PreTrainedTokenizerFast:
     if getattr(tokenizer, "add_prefix_space", None) is False:
         # A word that is given by itself is then taken for the inside of one.
         tokenizer = _load(AutoTokenizer, model, path, add_prefix_space=True)
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise ValueError(
-            f"`model` ({model}) has a tokenizer that is none of the `tokenizers` library, which is needed"
-        )
-    if tokenizer.pad_token is None:
-        raise ValueError(f"`model` ({model}) has a tokenizer without a padding token, which batches need")
-    return tokenizer
+    return require_special_tokens(tokenizer, ("pad",), f"`model` ({model})")
 
 
 def _max_length(settings: FinetuneSettings, tokenizer: PreTrainedTokenizerFast, config: Any) -> int:

@@ -12,6 +12,19 @@ from transformers import PreTrainedTokenizerBase
 
 from .metrics import bleu, chrf, exact_match
 
+# Each takes as much memory as a text.
+MOST_BEAMS = 1000
+
+
+def require_beams(beams: int) -> None:
+    """Refuses a number of beams that there can't be.
+
+    Raises:
+        ValueError: if it is out of range.
+    """
+    if not 1 <= beams <= MOST_BEAMS:
+        raise ValueError(f"`beams` ({beams}) must be at least 1 and at most {MOST_BEAMS}")
+
 
 @torch.inference_mode()
 def generate_texts(

@@ -13,6 +13,7 @@ from datasets import Dataset, Features, Image, Value
 from datasets.fingerprint import Hasher
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
+from ..tokenization.processor import to_rgb
 from .bad_records import BadRecords, counted, note
 from .cache import write_dataset
 from .tables import (
@@ -30,7 +31,7 @@ from .tables import (
 METADATA_FILES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 
 # Part of every cache key: to be raised whenever the same input gives other rows, or other errors, than before.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 # By which names of folders `imagefolder` tells the splits.
 SPLIT_FOLDERS = {
@@ -78,8 +79,8 @@ def load_captions(
             missing, a caption is empty or nothing but white space, or an image is missing or does not decode.
         OSError: A file cannot be opened, or the Hub cannot be reached.
     """
-    if max_images is not None and max_images < 1:
-        raise ValueError(f"`max_images` ({max_images}) must be at least 1, or None for all images")
+    if max_images is not None and not 1 <= max_images < 2**63:
+        raise ValueError(f"`max_images` ({max_images}) must be at least 1 and less than 2**63, or None for all images")
     bad = BadRecords(bad_records)
     name = os.fspath(folder)
     if is_data_set_id(name):
@@ -264,7 +265,8 @@ def _decode(image: dict[str, Any] | None, where: str) -> None:
     if image is None:
         raise ValueError(f"{where} has no image")
     try:
-        Image().decode_example(image)
+        # In RGB, since a model reads it so.
+        to_rgb(Image().decode_example(image))
     except Exception as error:  # Pillow's readers let errors of many kinds through
         reason = " ".join(str(error).split())
         raise ValueError(f"{where}: the image does not decode: {type(error).__name__}: {reason}") from None

@@ -72,8 +72,8 @@ def load_pairs(
             something other than text, a text is empty or nothing but white space, or there are no pairs at all.
         OSError: A file cannot be opened, or the Hub cannot be reached.
     """
-    if max_pairs is not None and max_pairs < 1:
-        raise ValueError(f"`max_pairs` ({max_pairs}) must be at least 1, or None for all pairs")
+    if max_pairs is not None and not 1 <= max_pairs < 2**63:
+        raise ValueError(f"`max_pairs` ({max_pairs}) must be at least 1 and less than 2**63, or None for all pairs")
     bad = BadRecords(bad_records)
     columns = [Column(source_column, "source_column"), Column(target_column, "target_column")]
     sources: list[Source] = []

@@ -162,6 +162,8 @@ def model_path(model: str | Path) -> str:
     if (folder / MODEL / "config.json").is_file():
         folder = folder / MODEL
     elif not folder.is_dir():
+        if folder.exists():
+            raise ValueError(f"`model` ({model}) must be a folder, or an id on the Hub: it is a file")
         return str(model)
     elif not (folder / "config.json").is_file():
         raise ValueError(f"`model` ({model}) holds no model: the run may not have ended (`--resume` goes on with it)")

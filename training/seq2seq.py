@@ -21,7 +21,7 @@ from ..tokenization.characters import train_characters
 from ..tokenization.wordpiece import check_vocabulary
 from .dates import load_dates, parse_dates_name
 from .family import Family, Settings
-from .generation import exact_match_by, generate_texts, text_figures
+from .generation import exact_match_by, generate_texts, require_beams, text_figures
 from .pair_data import PairCollator, PairExamples, tokenize_pairs
 from .parallel import load_pairs
 from .rows import load_rows
@@ -71,9 +71,10 @@ class PairSettings(SizedSettings):
         """See `TrainingSettings.check`."""
         super().check()
         self.require_choice("units", ("characters", "pieces"))
-        for name in ("max_pairs", "max_dates", "beams"):
+        for name in ("max_pairs", "max_dates"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"`{name}` ({getattr(self, name)}) must be at least 1")
+        require_beams(self.beams)
         if self.max_length < 2:
             raise ValueError(f"`max_length` ({self.max_length}) must be at least 2: one token and the end")
 
@@ -115,7 +116,7 @@ def make_tokenizer(settings: PairSettings, pairs: Dataset, limit: int) -> PreTra
         ValueError: if the one named lacks what training needs.
     """
     if settings.tokenizer is not None:
-        return load_tokenizer(settings.tokenizer, limit, ("pad", "eos"))
+        return load_tokenizer(settings.tokenizer, limit, PairFamily.special_tokens)
     texts = (text for row in pairs for text in (row["source"], row["target"]))
     if settings.units == "pieces":
         return train_byte_level(texts, vocab_size=settings.vocab_size, model_max_length=limit)
@@ -130,6 +131,7 @@ class PairFamily(Family[Settings]):
     """
 
     model_class: type[PreTrainedModel]
+    special_tokens: ClassVar[tuple[str, ...]] = ("pad", "eos")
 
     @abstractmethod
     def make_config(self, settings: Any, tokenizer: PreTrainedTokenizerFast | None = None) -> PreTrainedConfig:

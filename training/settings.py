@@ -12,11 +12,15 @@ from typing import Any, TypeVar
 
 import yaml
 
+from ..configuration.seeds import require_seed
+
 Settings = TypeVar("Settings")
 
 
 # The settings that tell how long to train; at most one is given.
 DURATIONS = ("steps", "epochs", "minutes")
+# More processes than that would only take the machine down.
+MOST_WORKERS = 512
 
 
 def option(default: Any, help: str) -> Any:
@@ -90,14 +94,17 @@ class TrainingSettings:
         for name in ("steps", "epochs", "minutes", "learning_rate"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ValueError(f"`{name}` ({getattr(self, name)}) must be more than 0")
-        for name in ("batch_size", "accumulation", "log_every", "keep_last", "evaluation_batches"):
+        for name in ("max_length", "batch_size", "accumulation", "log_every", "keep_last", "evaluation_batches"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"`{name}` ({getattr(self, name)}) must be at least 1")
-        for name in ("workers", "evaluate_every", "save_every", "weight_decay", "clip", "seed", "skip_nonfinite"):
+        for name in ("workers", "evaluate_every", "save_every", "weight_decay", "clip", "skip_nonfinite"):
             if getattr(self, name) < 0:
                 raise ValueError(f"`{name}` ({getattr(self, name)}) must be at least 0")
-        if self.seed >= 2**32:
-            raise ValueError(f"`seed` ({self.seed}) must be less than 2**32, which is NumPy's limit")
+        if self.workers > MOST_WORKERS:
+            raise ValueError(f"`workers` ({self.workers}) must be at most {MOST_WORKERS}")
+        if self.max_length >= 2**31:
+            raise ValueError(f"`max_length` ({self.max_length}) must be less than 2**31")
+        require_seed(self.seed)
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"`warmup` ({self.warmup}) must be at least 0 and at most 1")
         if self.keep_best and not self.evaluate_every:
@@ -126,6 +133,19 @@ def held_out_share(validation: str) -> float | None:
     if not 0 < share < 1:
         raise ValueError(f"`validation` ({validation}) must be a share between 0 and 1, or a source")
     return share
+
+
+def require_source(data: str) -> None:
+    """Refuses what `held_out_share` takes for a share, where there are no rows to take one of.
+
+    Raises:
+        ValueError: if it is a number.
+    """
+    try:
+        float(data)
+    except ValueError:
+        return
+    raise ValueError(f"`data` ({data}) must be a source, which a number is not")
 
 
 def field_types(settings_class: type) -> dict[str, Any]:
@@ -176,6 +196,9 @@ def _converted(name: str, value: Any, expected: Any) -> Any:
         fits = all(isinstance(part, str) for part in value)
     if not fits:
         raise ValueError(f"`{name}` ({value!r}) must be {_described(origin)}")
+    if origin is int and not -(2**63) <= value < 2**63:
+        # What would be a number to every library below, but for its size.
+        raise ValueError(f"`{name}` ({value}) must be a whole number of at most 64 bits")
     return value
 
 

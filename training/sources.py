@@ -89,8 +89,10 @@ def load_documents(
     """
     if documents not in DOCUMENT_MODES:
         raise ValueError(f"`documents` ({documents!r}) must be one of {listed(DOCUMENT_MODES)}")
-    if max_documents is not None and max_documents < 1:
-        raise ValueError(f"`max_documents` ({max_documents}) must be at least 1, or None for all documents")
+    if max_documents is not None and not 1 <= max_documents < 2**63:
+        raise ValueError(
+            f"`max_documents` ({max_documents}) must be at least 1 and less than 2**63, or None for all documents"
+        )
 
     bad = BadRecords(bad_records)
     column = Column(text_column, "text_column")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet
 from datasets import Dataset, IterableDataset, Translation, load_dataset, load_dataset_builder
+from datasets.exceptions import DatasetsError
 
 from .bad_records import BadRecords
 from .streaming import stream_rows
@@ -29,6 +30,8 @@ _PARQUET_ROWS = 500
 
 _DATA_SET_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?::([\w.-]+))?", re.ASCII)
 
+# Of a data set that is prepared or read; the first two are those of scripts, and of what decodes values.
+_DATA_SET_ERRORS = (RuntimeError, ValueError, DatasetsError, pa.ArrowException)
 _PARQUET_ERRORS = (pa.ArrowException, OverflowError, OSError)
 
 Rows: TypeAlias = Iterator[tuple[str, tuple[str, ...]]]  # where the row is, its texts
@@ -122,10 +125,27 @@ def open_hub_data_set(
             return builder.as_streaming_dataset(split=split), (path, builder.config_id, builder.hash, split)
         rows = load_dataset(path, config, split=split)
         return rows, (path, rows._fingerprint, split)
-    except (ConnectionError, FileNotFoundError, ValueError) as error:
+    except (ConnectionError, FileNotFoundError, *_DATA_SET_ERRORS) as error:
         kind = ConnectionError if isinstance(error, ConnectionError) else ValueError
-        reason = " ".join(str(error).split())
+        reason = _reason(error)
         raise kind(f"`{argument}` ({name!r}) is no file or folder here; as a data set on the Hub: {reason}") from None
+
+
+def _read_rows(rows: Dataset, name: str) -> Iterator[dict[str, Any]]:
+    """Gives the rows of a data set that lies on the disk, whose values may still fail to decode."""
+    number = 1
+    try:
+        for row in rows:
+            yield row
+            number += 1
+    except _DATA_SET_ERRORS as error:
+        raise ValueError(f"{name}:{number} can't be read: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, in one line; `datasets` itself says no more than that something did."""
+    cause = error.__cause__ if isinstance(error, DatasetsError) else None
+    return " ".join(str(cause or error).split())
 
 
 def hub_texts(name: str, columns: Sequence[Column], split: str, streaming: bool) -> Source:
@@ -139,7 +159,7 @@ def hub_texts(name: str, columns: Sequence[Column], split: str, streaming: bool)
             for column in columns:
                 find_column(column, shape, name)
             chosen = rows.select_columns(list(dict.fromkeys(_outermost(column, shape) for column in columns)))
-        found = stream_rows(chosen, name) if isinstance(chosen, IterableDataset) else iter(chosen)
+        found = stream_rows(chosen, name) if isinstance(chosen, IterableDataset) else _read_rows(chosen, name)
         return _texts(((f"{name}:{number}", row) for number, row in enumerate(found, start=1)), columns, bad)
 
     return Source(f"the data set {name!r}", ("hub", version, columns), read)
@@ -204,7 +224,12 @@ def _raise(error: OSError) -> NoReturn:
 
 
 def file_status(path: str) -> File:
-    """What tells that a file has changed."""
+    """What tells that a file has changed.
+
+    Raises:
+        ValueError: if its name is not UTF-8, and can't be stored with what is read.
+    """
+    num_bytes(path, f"the file's name {path!r}")
     status = os.stat(path)
     return File(path, os.path.realpath(path), status.st_size, status.st_mtime_ns)
 

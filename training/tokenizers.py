@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -10,7 +11,7 @@ from ..modeling.pretrained import load_part
 from .run import naming_the_model
 
 
-def load_tokenizer(name: str, limit: int, needed: tuple[str, ...]) -> PreTrainedTokenizerFast:
+def load_tokenizer(name: str, limit: int, needed: Iterable[str]) -> PreTrainedTokenizerFast:
     """Loads a tokenizer that the user names.
 
     Raises:
@@ -19,11 +20,26 @@ def load_tokenizer(name: str, limit: int, needed: tuple[str, ...]) -> PreTrained
     label = f"`tokenizer` ({name})"
     with naming_the_model("tokenizer", name, name):
         tokenizer = load_part(AutoTokenizer, name, label, model_max_length=limit)
+    return require_special_tokens(tokenizer, needed, label)
+
+
+def require_special_tokens(tokenizer: Any, needed: Iterable[str], label: str) -> PreTrainedTokenizerFast:
+    """Gives the tokenizer back, if it is of the kind that is needed.
+
+    Args:
+        tokenizer: of a model, or to train one with.
+        needed: names of special tokens, such as "pad".
+        label: what errors call it.
+
+    Raises:
+        ValueError: if it is none of the `tokenizers` library, or lacks one of the tokens.
+    """
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise ValueError(f"`tokenizer` ({name}) is none of the `tokenizers` library, which is needed")
+        kind = type(tokenizer).__name__
+        raise ValueError(f"{label} must have a tokenizer of the `tokenizers` library, not a {kind}")
     for token in needed:
         if getattr(tokenizer, f"{token}_token_id") is None:
-            raise ValueError(f"`tokenizer` ({name}) has no {token} token, which training needs")
+            raise ValueError(f"{label} has no {token} token, which is needed")
     return tokenizer
 
 

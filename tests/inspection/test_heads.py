@@ -118,7 +118,7 @@ def test_what_cannot_be_measured():
     model = small("bert")
     with pytest.raises(ValueError, match=r"^`texts` holds none: give one or more$"):
         head_distances(model, [])
-    with pytest.raises(ValueError, match=r"^`max_offset` \(0\) must be at least 1$"):
+    with pytest.raises(ValueError, match=r"^`max_offset` \(0\) must be at least 1 and at most 10,000$"):
         head_distances(model, texts(5), max_offset=0)
     padded = {"input_ids": torch.tensor([[7, 8, 0]]), "attention_mask": torch.tensor([[1, 1, 0]])}
     for text in ({"input_ids": torch.full((2, 4), 7)}, padded, {"pixel_values": torch.zeros(1, 3, 8, 8)}):

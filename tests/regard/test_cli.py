@@ -354,7 +354,7 @@ def test_a_tokenizer_without_a_mask(refusal, flags, tmp_path, run_folder):
     tokenizer.mask_token = None
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     given = flags(tokenizer=tmp_path / "tokenizer")
-    assert "has no mask token, which training needs" in refusal("train", "bert", *given, "--output", tmp_path / "run")
+    assert "has no mask token, which is needed" in refusal("train", "bert", *given, "--output", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

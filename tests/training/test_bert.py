@@ -301,7 +301,7 @@ def test_a_tokenizer_without_a_special_token(byte_tokenizer, texts, tmp_path, na
     taken = type(byte_tokenizer).from_pretrained(tmp_path)
     setattr(taken, f"{name}_token", None)
     taken.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=f"has no {name} token, which training needs"):
+    with pytest.raises(ValueError, match=f"has no {name} token, which is needed"):
         make_tokenizer(BertSettings(tokenizer=str(tmp_path)), documents_of(texts))
 
 

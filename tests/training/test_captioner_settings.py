@@ -222,6 +222,8 @@ def test_a_tokenizer_is_taken_as_it_is(caption, tmp_path):
         ({"min_frequency": 0}, r"`min_frequency` \(0\) must be at least 1"),
         ({"min_frequency": 99}, r"no words that occur `min_frequency` \(99\) times"),
         ({"beams": 0}, r"`beams` \(0\) must be at least 1"),
+        ({"beams": 1001}, r"`beams` \(1001\) must be at least 1 and at most 1000"),
+        ({"image_size": 16385}, r"`image_size` \(16385\) must be at most 16384"),
         ({"max_length": 1}, r"`max_length` \(1\) must be at least 2: one word and the end"),
         ({"decoder_type": "cnn"}, r"`decoder_type` \('cnn'\) must be one of recurrent, transformer"),
         ({"alignment": "dott"}, r"`alignment` \('dott'\) must be one of dot, scaled_dot, bilinear, additive, none"),

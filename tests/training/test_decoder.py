@@ -208,7 +208,7 @@ def test_a_tokenizer_without_a_special_token(byte_level, train_decoder, tmp_path
     taken = copy.deepcopy(byte_level)
     setattr(taken, f"{name}_token", None)
     taken.save_pretrained(tmp_path / "tokenizer")
-    with pytest.raises(ValueError, match=f"has no {name} token, which training needs"):
+    with pytest.raises(ValueError, match=f"has no {name} token, which is needed"):
         train_decoder(tmp_path / "run", tokenizer=str(tmp_path / "tokenizer"))
     assert not (tmp_path / "run").exists()
 

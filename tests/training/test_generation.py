@@ -111,7 +111,7 @@ def test_a_tokenizer_is_loaded_with_the_models_limit(saved, byte_tokenizer):
 
 @pytest.mark.parametrize(("special", "missing"), [({"pad_token": "<pad>"}, "eos"), ({"eos_token": "</s>"}, "pad")])
 def test_a_tokenizer_without_a_special_token(saved, special, missing):
-    with pytest.raises(ValueError, match=rf"`tokenizer` \(.*\) has no {missing} token, which training needs"):
+    with pytest.raises(ValueError, match=rf"`tokenizer` \(.*\) has no {missing} token, which is needed"):
         load_tokenizer(saved(**special), 37, ("pad", "eos"))
 
 
@@ -119,7 +119,7 @@ def test_a_tokenizer_of_another_library(monkeypatch):
     from regard.training import tokenizers
 
     monkeypatch.setattr(tokenizers.AutoTokenizer, "from_pretrained", lambda *args, **options: object())
-    with pytest.raises(ValueError, match=r"`tokenizer` \(slow\) is none of the `tokenizers` library"):
+    with pytest.raises(ValueError, match=r"`tokenizer` \(slow\) must have a tokenizer of the `tokenizers` library"):
         load_tokenizer("slow", 37, ())
 
 

@@ -127,7 +127,10 @@ def test_max_images(folder, caplog):
     assert rows_of("photos", max_images=2) == [("photos/0.png", "one"), ("photos/1.png", "two")]
     assert caplog.messages == []  # the images that were not reached may well have captions
     assert "2.png" in refusal("photos", max_images=3)
-    assert refusal("photos", max_images=0) == "`max_images` (0) must be at least 1, or None for all images"
+    assert (
+        refusal("photos", max_images=0)
+        == "`max_images` (0) must be at least 1 and less than 2**63, or None for all images"
+    )
 
 
 # What is wrong with a folder

@@ -107,7 +107,9 @@ def test_max_pairs(folder):
     assert pairs_of(name, max_pairs=4) == [(f"s{i}", f"t{i}") for i in range(4)]
     assert pairs_of([name], max_pairs=2) == [("s0", "t0"), ("s1", "t1")]
     assert "t.jsonl:5 has no column" in refusal(name)
-    assert refusal(name, max_pairs=0) == "`max_pairs` (0) must be at least 1, or None for all pairs"
+    assert (
+        refusal(name, max_pairs=0) == "`max_pairs` (0) must be at least 1 and less than 2**63, or None for all pairs"
+    )
 
 
 # Data sets on the Hub

@@ -105,6 +105,7 @@ def test_the_configurations():
         ("transformer", {"max_pairs": 0}, r"`max_pairs` \(0\) must be at least 1"),
         ("transformer", {"max_dates": 0}, r"`max_dates` \(0\) must be at least 1"),
         ("transformer", {"beams": 0}, r"`beams` \(0\) must be at least 1"),
+        ("recurrent", {"beams": 1001}, r"`beams` \(1001\) must be at least 1 and at most 1000"),
         ("transformer", {"max_length": 1}, r"`max_length` \(1\) must be at least 2"),
         ("transformer", {"max_length": 2}, r"all 60 pairs are longer than `max_length` \(2\)"),
         ("transformer", {"label_smoothing": 1.0}, r"`label_smoothing` \(1.0\) must be at least 0 and less than 1"),

@@ -265,7 +265,7 @@ def test_max_documents(folder):
 
 @pytest.mark.parametrize("max_documents", [0, -1])
 def test_max_documents_must_be_positive(folder, max_documents):
-    message = f"`max_documents` ({max_documents}) must be at least 1, or None for all documents"
+    message = f"`max_documents` ({max_documents}) must be at least 1 and less than 2**63, or None for all documents"
     assert refusal(write("a.txt", "a"), max_documents=max_documents) == message
 
 
