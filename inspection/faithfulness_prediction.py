@@ -257,7 +257,7 @@ def _begun_target(
     elif hasattr(model, "feature_grid"):
         labels = torch.tensor(tokenizer(labels=target)["labels"], device=model.device)
     else:
-        most = min(max_tokens, most_tokens(model, tokenizer, decoder=True))
+        most = min(max_tokens, most_tokens(model, tokenizer))
         encoding = tokenizer(text_target=target, truncation=True, max_length=most, return_tensors="pt")
         labels = encoding["input_ids"].to(model.device)
     special = special_ids(getattr(tokenizer, "tokenizer", tokenizer))

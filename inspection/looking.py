@@ -119,16 +119,16 @@ def without_cache(model: Any) -> dict[str, bool]:
     return dict.fromkeys({"use_cache"} & inspect.signature(model.base_model.forward).parameters.keys(), False)
 
 
-def most_tokens(model: Any, tokenizer: Any, decoder: bool = False) -> int:
-    """How many tokens a model, or its decoder, and its tokenizer have room for."""
-    positions = getattr(model.config.get_text_config(decoder=decoder or None), "max_position_embeddings", None)
+def most_tokens(model: Any, tokenizer: Any) -> int:
+    """How many tokens a model and its tokenizer have room for."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     # XLNet has a -1 for no limit. Some models number positions from the second or later; their tokenizers know.
     return min(positions if positions and positions > 0 else math.inf, tokenizer.model_max_length)
 
 
 def check_length(model: Any, tokenizer: Any, name: str, length: int) -> None:
     """Raises a ValueError if there are more tokens than the model has positions."""
-    limit = most_tokens(model, tokenizer, decoder=name == "target")
+    limit = most_tokens(model, tokenizer)
     if length > limit:
         raise ValueError(f"`{name}` has {length} tokens, and the model has room for {limit}: shorten it")
 

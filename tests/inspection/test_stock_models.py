@@ -114,6 +114,18 @@ def test_scores_are_refused(tokenizers: dict[str, Any]) -> None:
         attention_map(model, tokenizer, TEXT)
 
 
+def test_layers_of_the_stack_for_texts_inside_a_model_that_sees(tokenizers: dict[str, Any]) -> None:
+    tokenizer = tokenizers["bytes"]
+    text = {"vocab_size": len(tokenizer), "num_key_value_heads": 2, "layer_types": ["conv", "full_attention", "conv"]}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.Lfm2VlConfig(
+        text_config={"model_type": "lfm2", **SMALL, "num_hidden_layers": 3, **text},
+        vision_config={"model_type": "siglip2_vision_model", **vision},
+    )
+    found = attention_map(transformers.Lfm2VlModel(config), tokenizer, TEXT)
+    assert found.numbers == (1,)
+
+
 def test_rows_that_sum_to_more_than_one_are_no_weights(
     tokenizers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +236,8 @@ def _sees(name: str, **config: Any) -> Any:
         ("Dinov2WithRegistersModel", {"num_register_tokens": 2, "image_size": 32}, ["[CLS]", "extra 1", "extra 2"]),
         ("YolosModel", {"num_detection_tokens": 5}, ["[CLS]"]),
         ("SiglipVisionModel", {"image_size": 48}, []),
+        # Its base model, by its name, is its encoder, which takes no image.
+        ("DINOv3ViTModel", {"image_size": 48, "num_register_tokens": 1}, ["[CLS]", "extra 1"]),
     ],
 )
 def test_maps_over_the_patches_of_an_image(name: str, config: dict[str, Any], before: list[str]) -> None:
@@ -242,7 +256,7 @@ def test_maps_over_the_patches_of_an_image(name: str, config: dict[str, Any], be
     model.eval().set_attn_implementation("eager")
     pixels = processor(_picture(), return_tensors="pt")["pixel_values"]
     with torch.no_grad():
-        given = torch.cat(model.base_model(pixels, output_attentions=True).attentions)
+        given = torch.cat(model(pixels, output_attentions=True).attentions)
     start, stop = len(before), len(before) + len(places)
     np.testing.assert_array_equal(found.weights, given[:, :, :stop, start:stop].numpy())
     assert found.image is not None
@@ -273,7 +287,9 @@ def test_of_a_model_with_two_stacks_the_one_that_is_asked(tokenizers: dict[str, 
     model.train()
     image_processor = transformers.ViTImageProcessorPil(size={"height": 48, "width": 48})
     both = SimpleNamespace(tokenizer=tokenizer, image_processor=image_processor)
+    model.config.name_or_path = "two/stacks"
     of_text = attention_map(model, tokenizer, TEXT)
+    assert of_text.title == "two/stacks"
     of_image = attention_map(model, image_processor, image=_picture())
     np.testing.assert_array_equal(attention_map(model, both, TEXT).weights, of_text.weights)
     np.testing.assert_array_equal(attention_map(model, both, image=_picture()).weights, of_image.weights)
@@ -371,3 +387,19 @@ def test_what_a_model_that_sees_is_refused(tokenizers: dict[str, Any]) -> None:
     swin = transformers.SwinModel(transformers.SwinConfig(image_size=32, **windows))
     with pytest.raises(ValueError, match="gave no weights over the 4 × 6 patches of the image: its attention is in w"):
         attention_map(swin, processor, image=_picture())
+    detr = transformers.DetrConfig(
+        use_timm_backbone=False,
+        backbone_config=transformers.ResNetConfig(
+            embedding_size=8, hidden_sizes=[8], depths=[1], out_features=["stage1"]
+        ),
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+    )
+    with pytest.raises(ValueError, match=r"^a DetrModel gave no attention weights"):
+        attention_map(transformers.DetrModel(detr), processor, image=_picture())
+    several = transformers.PvtV2Config(depths=[1] * 4, hidden_sizes=[8] * 4, num_attention_heads=[1, 1, 1, 1])
+    with pytest.raises(ValueError, match=r"^a PvtV2Model gave no attention weights"):
+        attention_map(transformers.PvtV2Model(several), processor, image=_picture())
