@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import BaseImageProcessor
 
 from ..modeling.base import shift_right
-from ..tokenization.processor import ImageSource, open_image, to_rgb
+from ..tokenization.processor import ImageSource, read_rgb
 from .looking import (
     Look,
     attending_layers,
@@ -101,7 +101,7 @@ def look_at_patches(model: Any, processor: Any, image: ImageSource | None) -> Si
 
 
 def _pixels(model: Any, image_processor: Any, image: ImageSource) -> Tensor:
-    return image_processor(to_rgb(open_image(image)), return_tensors="pt")["pixel_values"].to(model.device)
+    return image_processor(read_rgb(image), return_tensors="pt")["pixel_values"].to(model.device)
 
 
 def _stack_config(config: Any) -> Any:
@@ -142,7 +142,7 @@ def _places(grid: tuple[int, int]) -> tuple[Token, ...]:
 def _as_seen(image_processor: Any, image: ImageSource, pixels: Tensor) -> Image.Image:
     """The image at its own size; if only a part of it was seen, that part at the size that the model saw."""
     if not any(getattr(image_processor, name, None) for name in ("do_center_crop", "do_pad")):
-        return to_rgb(open_image(image))
+        return read_rgb(image)
     if getattr(image_processor, "do_normalize", False):
         mean, std = (
             torch.tensor(getattr(image_processor, name), device=pixels.device)[:, None, None]

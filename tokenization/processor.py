@@ -66,7 +66,12 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _read_rgb(source: ImageSource) -> Image.Image:
+def read_rgb(source: ImageSource) -> Image.Image:
+    """Reads an image, turned the way that its EXIF data says, in RGB; see `open_image` and `to_rgb`.
+
+    Raises:
+        ValueError: if it cannot be read, or has no RGB, naming the file where there is one.
+    """
     image = open_image(source)
     try:
         return to_rgb(image)
@@ -133,7 +138,7 @@ class RegardCaptionerProcessor(ProcessorMixin):
         data: dict[str, Any] = {}
         if images is not None:
             sources = [images] if isinstance(images, ImageSource) else images
-            converted = [_read_rgb(source) for source in sources]
+            converted = [read_rgb(source) for source in sources]
             data |= self.image_processor(converted, return_tensors=return_tensors, **kwargs)
         if text is not None:
             data["decoder_input_ids"] = self._beginnings([text] if isinstance(text, str) else text)
