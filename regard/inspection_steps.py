@@ -211,8 +211,6 @@ def heads(
     limit = getattr(network.config, "max_position_embeddings", None)
     if limit is None or hasattr(tokenizer, "image_processor"):
         raise ValueError(f"`model` ({model}) has no self-attention over a text")
-    for one in texts:
-        require_text(one, "text")
     encoded = (tokenizer(one, truncation=True, max_length=limit, return_tensors="pt") for one in texts)
     measured = head_distances(network, encoded, max_offset)
     plot_head_distances(measured, output)
