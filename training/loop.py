@@ -312,10 +312,11 @@ class Loop:
                     return
                 try:
                     batches = [next(parts) for _ in range(settings.accumulation)]
-                except RuntimeError:
+                except Exception:
                     if not self._signals.received:
                         raise
-                    # The signal has ended the processes that prepare batches too.
+                    # The signal has ended the processes that prepare batches too: torch says so, or what was being
+                    # read from one breaks off. Other errors come again.
                     parts = iter(self._loader(examples, step, steps, workers=0))
                     batches = [next(parts) for _ in range(settings.accumulation)]
                 yield batches, share
@@ -393,7 +394,7 @@ class Loop:
         self._require_finite()
         try:
             metrics = evaluate(self.task, self.model, self.settings, self.accelerator)
-        except RuntimeError:
+        except Exception:
             if not self._signals.received:
                 raise
             # As in `_steps`.

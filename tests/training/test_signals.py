@@ -217,15 +217,22 @@ def test_a_child_may_end_at_the_same_moment(monkeypatch):
 
 
 @pytest.mark.usefixtures("handlers")
-@pytest.mark.parametrize("step", [1, 2, 3])
-def test_a_signal_that_ends_what_prepares_batches(pretrain, tmp_path, same_as_straight, step):
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [
+        (1, RuntimeError("DataLoader worker exited unexpectedly")),
+        (2, ConnectionResetError("while a batch's memory was handed over")),
+        (3, EOFError()),
+    ],
+)
+def test_a_signal_that_ends_what_prepares_batches(pretrain, tmp_path, same_as_straight, step, error):
     """At any place in an epoch, its last step among them."""
 
     def ended(self, parts, place):
         for number, batch in enumerate(parts):
             if self.progress.step == step and number == 2 * place:
                 signal.raise_signal(signal.SIGTERM)
-                raise RuntimeError("DataLoader worker exited unexpectedly")
+                raise error
             yield batch
 
     with pytest.MonkeyPatch.context() as patch:
