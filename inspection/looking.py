@@ -152,7 +152,7 @@ def generate_labels(model: Any, tokenizer: Any, inputs: dict[str, Tensor]) -> tu
     """What a model itself writes, as `written_labels`, and its tokens.
 
     Raises:
-        ValueError: if it writes nothing.
+        ValueError: if it can't generate.
     """
     if not model.can_generate():
         raise ValueError(f"`target` is missing, and a {type(model).__name__} can't generate one: give it")

@@ -42,7 +42,8 @@ def look_at_image(model: Any, processor: Any, image: ImageSource | None, target:
             f"`processor` is a {type(processor).__name__}: a captioner needs its processor, which has "
             "an `image_processor` and a `tokenizer`"
         )
-    pixel_values = _pixels(model, processor.image_processor, image)
+    seen = read_rgb(image)
+    pixel_values = _pixels(model, processor.image_processor, seen)
     tokenizer = processor.tokenizer
     ours = hasattr(model, "feature_grid")
     if target is None:
@@ -64,14 +65,14 @@ def look_at_image(model: Any, processor: Any, image: ImageSource | None, target:
     grid = model.feature_grid(*pixel_values.shape[-2:]) if ours else _grid(model.config, pixel_values)
     cross = attending_layers(model.config, outputs.cross_attentions)
     places = _places(grid)
-    before = 0 if ours else _before(cross, model.config, places, name, grid)
+    before = 0 if ours else _before(cross, model.config, grid, name)
     over = {number: layer[..., before : before + len(places)] for number, layer in cross.items()}
     read = numbered((special_token(tokenizer, start), *written[:-1]))
     looks = {
         "image": Look(over, written, places),
         "decoder": Look(attending_layers(model.config, outputs.decoder_attentions), read, read),
     }
-    return looks, _as_seen(processor.image_processor, image, pixel_values[0]), grid
+    return looks, _as_seen(processor.image_processor, seen, pixel_values[0]), grid
 
 
 def look_at_patches(model: Any, processor: Any, image: ImageSource | None) -> Sight:
@@ -86,22 +87,23 @@ def look_at_patches(model: Any, processor: Any, image: ImageSource | None) -> Si
     image_processor = getattr(processor, "image_processor", processor)
     if not isinstance(image_processor, BaseImageProcessor):
         raise ValueError(f"`processor` is a {type(processor).__name__}: a {name} needs its image processor")
-    pixel_values = _pixels(model, image_processor, image)
+    seen = read_rgb(image)
+    pixel_values = _pixels(model, image_processor, seen)
     outputs = run_model(model, pixel_values=pixel_values)
     layers = attending_layers(model.config, outputs.get("attentions"))
     grid = _grid(model.config, pixel_values)
     places = _places(grid)
-    before = _before(layers, model.config, places, name, grid)
+    before = _before(layers, model.config, grid, name)
     stop = before + len(places)
     names = ["[CLS]", *(f"extra {number}" for number in range(1, before))][:before]
     extra = tuple(Token(each, each, None, number, each) for number, each in enumerate(names))
     queries = (*extra, *(replace(place, word=place.word + before) for place in places))
     over = {number: layer[..., :stop, before:stop] for number, layer in layers.items()}
-    return {"image": Look(over, queries, places)}, _as_seen(image_processor, image, pixel_values[0]), grid
+    return {"image": Look(over, queries, places)}, _as_seen(image_processor, seen, pixel_values[0]), grid
 
 
-def _pixels(model: Any, image_processor: Any, image: ImageSource) -> Tensor:
-    return image_processor(read_rgb(image), return_tensors="pt")["pixel_values"].to(model.device)
+def _pixels(model: Any, image_processor: Any, image: Image.Image) -> Tensor:
+    return image_processor(image, return_tensors="pt")["pixel_values"].to(model.device)
 
 
 def _stack_config(config: Any) -> Any:
@@ -119,13 +121,12 @@ def _grid(config: Any, pixel_values: Tensor) -> tuple[int, int]:
     return tuple(length // (side * joined) for length, side in zip(pixel_values.shape[-2:], sides, strict=True))
 
 
-def _before(
-    layers: dict[int, Tensor], config: Any, places: tuple[Token, ...], name: str, grid: tuple[int, int]
-) -> int:
+def _before(layers: dict[int, Tensor], config: Any, grid: tuple[int, int], name: str) -> int:
     """How many there are before the patches: [CLS], and registers or the like."""
     # Those of a detector stand behind the patches.
     behind = getattr(_stack_config(config), "num_detection_tokens", 0)
-    before = min((layer.shape[-1] for layer in layers.values()), default=len(places) + behind) - len(places) - behind
+    others = grid[0] * grid[1] + behind
+    before = min((layer.shape[-1] for layer in layers.values()), default=others) - others
     if before < 0:
         raise ValueError(
             f"a {name} gave no weights over the {grid[0]} × {grid[1]} patches of the image: its attention is in "
@@ -139,10 +140,10 @@ def _places(grid: tuple[int, int]) -> tuple[Token, ...]:
     return tuple(Token(name, name, None, number, name) for number, name in enumerate(names))
 
 
-def _as_seen(image_processor: Any, image: ImageSource, pixels: Tensor) -> Image.Image:
+def _as_seen(image_processor: Any, image: Image.Image, pixels: Tensor) -> Image.Image:
     """The image at its own size; if only a part of it was seen, that part at the size that the model saw."""
     if not any(getattr(image_processor, name, None) for name in ("do_center_crop", "do_pad")):
-        return read_rgb(image)
+        return image
     if getattr(image_processor, "do_normalize", False):
         mean, std = (
             torch.tensor(getattr(image_processor, name), device=pixels.device)[:, None, None]

@@ -26,6 +26,7 @@ from .tables import (
     open_hub_data_set,
     read_table,
     require_content,
+    require_most,
 )
 
 METADATA_FILES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
@@ -79,8 +80,7 @@ def load_captions(
             missing, a caption is empty or nothing but white space, or an image is missing or does not decode.
         OSError: A file cannot be opened, or the Hub cannot be reached.
     """
-    if max_images is not None and not 1 <= max_images < 2**63:
-        raise ValueError(f"`max_images` ({max_images}) must be at least 1 and less than 2**63, or None for all images")
+    require_most("images", max_images)
     bad = BadRecords(bad_records)
     name = os.fspath(folder)
     if is_data_set_id(name):

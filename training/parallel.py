@@ -25,6 +25,7 @@ from .tables import (
     listed,
     read_table,
     require_content,
+    require_most,
     source_names,
 )
 
@@ -72,8 +73,7 @@ def load_pairs(
             something other than text, a text is empty or nothing but white space, or there are no pairs at all.
         OSError: A file cannot be opened, or the Hub cannot be reached.
     """
-    if max_pairs is not None and not 1 <= max_pairs < 2**63:
-        raise ValueError(f"`max_pairs` ({max_pairs}) must be at least 1 and less than 2**63, or None for all pairs")
+    require_most("pairs", max_pairs)
     bad = BadRecords(bad_records)
     columns = [Column(source_column, "source_column"), Column(target_column, "target_column")]
     sources: list[Source] = []

@@ -29,6 +29,7 @@ from .tables import (
     listed,
     num_bytes,
     read_table,
+    require_most,
     source_names,
     suffix_of,
 )
@@ -89,10 +90,7 @@ def load_documents(
     """
     if documents not in DOCUMENT_MODES:
         raise ValueError(f"`documents` ({documents!r}) must be one of {listed(DOCUMENT_MODES)}")
-    if max_documents is not None and not 1 <= max_documents < 2**63:
-        raise ValueError(
-            f"`max_documents` ({max_documents}) must be at least 1 and less than 2**63, or None for all documents"
-        )
+    require_most("documents", max_documents)
 
     bad = BadRecords(bad_records)
     column = Column(text_column, "text_column")

@@ -93,6 +93,12 @@ def require_content(text: str, column: str, where: str) -> None:
         raise ValueError(f"{where}: column {column!r} must hold text, not nothing or white space alone")
 
 
+def require_most(rows: str, most: int | None) -> None:
+    """Refuses a number that there can't be of rows at most: `max_pairs` of pairs."""
+    if most is not None and not 1 <= most < 2**63:
+        raise ValueError(f"`max_{rows}` ({most}) must be at least 1 and less than 2**63, or None for all {rows}")
+
+
 # Data sets on the Hub
 
 

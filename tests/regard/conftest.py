@@ -15,6 +15,8 @@ import torch
 from accelerate.state import AcceleratorState
 from transformers.utils import logging as transformers_logging
 
+from tests.hub.models import make_model, save_model
+
 WORDS = "river stone water fish bank house door garden wall roof the a of under near beside".split()
 TINY = {
     "vocab_size": 120,
@@ -31,6 +33,15 @@ TINY = {
         "max_position_embeddings": 32,
     },
 }
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory):
+    """A folder of tiny models that are whole, to be read or copied."""
+    folder = tmp_path_factory.mktemp("whole")
+    for kind in ("bert", "decoder", "captioner"):
+        save_model(folder / kind, *make_model(f"regard_{kind}"))
+    return folder
 
 
 class Ended(NamedTuple):

@@ -17,20 +17,10 @@ from transformers import BertConfig
 import regard.cli
 from regard.push import plain_card
 from regard.training import tables
-from tests.hub.models import make_model, save_model
 from tests.regard.test_bad_input import write_rows
 
 ROWS = [{"text": f"a {animal} sat", "label": animal} for animal in ("cat", "dog")] * 8
 NOISE = random.Random(0).randbytes(300)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """Models that are whole, to be copied and spoilt."""
-    folder = tmp_path_factory.mktemp("whole")
-    for kind in ("bert", "decoder", "captioner"):
-        save_model(folder / kind, *make_model(f"regard_{kind}"))
-    return folder
 
 
 @pytest.fixture
