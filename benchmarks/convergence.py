@@ -6,9 +6,9 @@ their next-sentence labels, an epoch's worth after another, as `regard train ber
 
 Both have its default size and recipe: batches of 32 pairs of up to 64 tokens, of which 15% are predicted, AdamW with
 the same momenta and decay, the same learning rate, which rises and then falls in a line over the same steps, the same
-clipping of the gradient, the same dropout. Ours is `regard.training.loop.Loop`, which masks and packs the pairs as it
-goes. The peer is stock `BertForPreTraining`, `DataCollatorForLanguageModeling`, which masks and pads them as it goes,
-and `Trainer`, which shuffles them.
+clipping of the gradient, the same dropout. Ours is `regard.training.loop.loop.Loop`, which masks and packs the
+pairs as it goes. The peer is stock `BertForPreTraining`, `DataCollatorForLanguageModeling`, which masks and pads them
+as it goes, and `Trainer`, which shuffles them.
 
 What else differs is part of what is compared: our weights start as regard has them start, wider in narrow models, with
 position embeddings that are sinusoids, and stock's as stock BERT's do.
@@ -59,7 +59,7 @@ CASES = {
 
 def make_settings(parameters: dict[str, Any]) -> Any:
     """The settings of the run."""
-    from regard.training.bert import BertSettings
+    from regard.training.families.bert import BertSettings
 
     unwatched = {"log_with": ["none"], "save_every": 0}
     return BertSettings(
@@ -72,7 +72,7 @@ def write_inputs(parameters: dict[str, Any], folder: Path) -> None:
     from datasets import Dataset
     from transformers import BertConfig, BertForPreTraining
 
-    from regard.training.bert import BERT
+    from regard.training.families.bert import BERT
 
     settings = make_settings(parameters)
     rows, held_out = BERT.load_data(settings)
@@ -197,7 +197,7 @@ class RegardConvergence(ConvergenceSide):
     def __init__(self, parameters: dict[str, Any], folder: Path) -> None:
         from datasets import disable_caching, load_from_disk
 
-        from regard.training.bert import BERT
+        from regard.training.families.bert import BERT
 
         super().__init__(parameters, folder)
         disable_caching()
@@ -206,7 +206,7 @@ class RegardConvergence(ConvergenceSide):
 
     def load(self) -> nn.Module:
         """See `ConvergenceSide`."""
-        from regard.training.bert import BERT
+        from regard.training.families.bert import BERT
 
         return BERT.load_model(self.settings, str(self.folder / "stock"))
 
@@ -214,9 +214,9 @@ class RegardConvergence(ConvergenceSide):
         """See `ConvergenceSide`."""
         from accelerate.utils import set_seed
 
-        from regard.training.bert import BERT
-        from regard.training.loop import Loop, make_accelerator
-        from regard.training.schedule import Budget
+        from regard.training.families.bert import BERT
+        from regard.training.loop.loop import Loop, make_accelerator
+        from regard.training.loop.schedule import Budget
 
         class Race(Loop):
             def evaluate(self) -> dict[str, float]:

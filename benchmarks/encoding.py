@@ -76,9 +76,9 @@ def write_inputs(parameters: dict[str, Any], folder: Path) -> None:
     """Writes the sentences, the tokenizer, a stock checkpoint and, where it can be made, its export."""
     from transformers import BertConfig, BertModel
 
-    from regard.training.bert import BertSettings, make_tokenizer
-    from regard.training.sentences import split_sentences
-    from regard.training.text import load_split
+    from regard.training.examples.sentences import split_sentences
+    from regard.training.families.bert import BertSettings, make_tokenizer
+    from regard.training.reading.text import load_split
 
     settings = BertSettings(vocab_size=parameters["vocab_size"], max_documents=parameters.get("documents"))
     documents, _ = load_split(settings)

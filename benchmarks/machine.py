@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.modeling.layers import linear
+from regard.modeling.cpu.linear import linear
 
 
 def cpu_name() -> str:

@@ -45,8 +45,8 @@ def write_inputs(parameters: dict[str, Any], folder: Path) -> None:
     """Writes the documents and the tokenizer."""
     from datasets import concatenate_datasets
 
-    from regard.training.bert import BertSettings, make_tokenizer
-    from regard.training.text import load_split
+    from regard.training.families.bert import BertSettings, make_tokenizer
+    from regard.training.reading.text import load_split
 
     settings = BertSettings(vocab_size=parameters["vocab_size"], max_documents=parameters.get("documents"))
     documents, _ = load_split(settings)
@@ -90,7 +90,7 @@ class RegardPreparation(PreparationSide):
     def __init__(self, parameters: dict[str, Any], folder: Path) -> None:
         from transformers import AutoTokenizer
 
-        from regard.training.masking import Masking
+        from regard.training.examples.masking import Masking
 
         super().__init__(parameters, folder)
         self.tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
@@ -98,15 +98,15 @@ class RegardPreparation(PreparationSide):
 
     def prepare(self) -> Any:
         """The examples of an epoch, which are made when they are asked for."""
-        from regard.training.bert_data import BertExamples
-        from regard.training.corpus import tokenize_documents
+        from regard.training.examples.bert import BertExamples
+        from regard.training.examples.tokenized import tokenize_documents
 
         corpus = tokenize_documents(self.documents, self.tokenizer)
         return BertExamples(corpus, self.tokenizer, self.masking, self.parameters["length"]).epoch(0)
 
     def check(self) -> dict[str, Any]:
         """The ids of the corpus."""
-        from regard.training.corpus import FlatColumn
+        from regard.training.examples.tokenized import FlatColumn
 
         return {"ids": _digest(FlatColumn(self.prepare().examples.corpus, "ids").parts())}
 

@@ -84,7 +84,7 @@ CASES = {
 
 def full_examples(parameters: dict[str, Any], number: int) -> list[dict[str, Any]]:
     """Pairs of random tokens, as long as may be."""
-    from regard.training.masking import Masking
+    from regard.training.examples.masking import Masking
 
     length, vocabulary = parameters["length"], parameters["vocab_size"]
     rng = np.random.default_rng(0)
@@ -102,11 +102,11 @@ def full_examples(parameters: dict[str, Any], number: int) -> list[dict[str, Any
 
 def document_examples(parameters: dict[str, Any], number: int) -> list[dict[str, Any]]:
     """The first examples of an epoch of `regard train bert` on Python's own documentation."""
-    from regard.training.bert import BertSettings, make_tokenizer
-    from regard.training.bert_data import BertExamples
-    from regard.training.corpus import tokenize_documents
-    from regard.training.masking import Masking
-    from regard.training.text import load_split
+    from regard.training.examples.bert import BertExamples
+    from regard.training.examples.masking import Masking
+    from regard.training.examples.tokenized import tokenize_documents
+    from regard.training.families.bert import BertSettings, make_tokenizer
+    from regard.training.reading.text import load_split
 
     settings = BertSettings(
         vocab_size=parameters["vocab_size"],
@@ -140,7 +140,7 @@ def write_inputs(parameters: dict[str, Any], folder: Path) -> None:
     """Writes a stock checkpoint, and each side's form of the same batches."""
     from transformers import BertConfig, BertForPreTraining
 
-    from regard.training.bert_data import BertCollator
+    from regard.training.examples.bert import BertCollator
 
     torch.manual_seed(0)
     sizes = {name: parameters[name] for name in MINI}

@@ -18,7 +18,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 import regard
-from regard.training.seq2seq import RecurrentSettings
+from regard.training.families.seq2seq import RecurrentSettings
 
 ALIGNMENTS = ("none", "dot", "scaled_dot", "bilinear", "additive")
 LABELS = {"none": "none (fixed context vector)", "scaled_dot": "scaled dot"}

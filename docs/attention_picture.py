@@ -11,7 +11,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoModelForSeq2SeqLM, AutoProcessor, AutoTokenizer
 
 import regard
-from regard.training.glyphs import load_glyphs
+from regard.training.builtin.glyphs import load_glyphs
 
 recurrent, captioner, output = sys.argv[1:]
 SOURCE = "en_US: Tuesday, November 10, 2026"

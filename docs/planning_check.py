@@ -38,11 +38,11 @@ def in_memory(name: str) -> int:
 
 
 def memory(family: str, settings: dict[str, Any]) -> int:
-    from regard.training.families import TRAINABLE
-    from regard.training.loop import Loop, make_accelerator
-    from regard.training.rehearsal import made_up_batch
-    from regard.training.schedule import Budget
-    from regard.training.settings import make_settings
+    from regard.training.families.registry import TRAINABLE
+    from regard.training.loop.loop import Loop, make_accelerator
+    from regard.training.loop.schedule import Budget
+    from regard.training.planning.trial_step import made_up_batch
+    from regard.training.run.settings import make_settings
 
     def steps(**changes: Any) -> None:
         changed = {**settings, "log_with": ["none"], **changes}
@@ -68,8 +68,8 @@ def memory(family: str, settings: dict[str, Any]) -> int:
 
 
 def speed(family: str, settings: dict[str, Any]) -> float:
-    from regard.training.families import TRAINABLE
-    from regard.training.family import train
+    from regard.training.families.base import train
+    from regard.training.families.registry import TRAINABLE
 
     quiet = {"evaluate_every": 0, "save_every": 0, "evaluation_batches": 1, "log_every": 5, "log_with": ["none"]}
     with tempfile.TemporaryDirectory() as folder:

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from transformers import Cache, EncoderDecoderCache, PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .layers import Linear, is_bare, is_plain_on_cpu
-from .layers import dropout as drop_out
+from .cpu.linear import Linear, is_bare, is_plain_on_cpu
+from .cpu.linear import dropout as drop_out
 from .packing import Bounds, attend_packed
 
 

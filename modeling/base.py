@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel, initialization
 
-from .layers import fast_inference
+from .cpu.linear import fast_inference
 from .positions import LearnedPositions, SinusoidalPositions
 
 

@@ -31,7 +31,7 @@ from .base import (
     show_weights,
 )
 from .block import TransformerBlock, TransformerStack
-from .layers import Dropout, Linear, is_plain_on_cpu
+from .cpu.linear import Dropout, Linear, is_plain_on_cpu
 from .packing import Bounds, check_packed, choose, fill_up, position_ids_of, take_bounds
 from .positions import LearnedPositions
 from .weights import named_as_in_memory, register_bert_weights

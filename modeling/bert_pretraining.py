@@ -29,9 +29,9 @@ from .base import (
     weighted_cross_entropy,
 )
 from .bert import RegardBertModel, RegardBertPreTrainedModel
-from .layers import Linear, is_bare, is_plain_on_cpu
+from .cpu.linear import Linear, is_bare, is_plain_on_cpu
+from .cpu.vocabulary_loss import vocabulary_loss
 from .packing import POSITIONS_AT_ONCE, count_predicted, missing_rows, pack
-from .vocabulary_loss import vocabulary_loss
 
 
 class MaskedLMHead(nn.Module):

@@ -17,7 +17,7 @@ from transformers.utils.generic import can_return_tuple
 from ..configuration.bert import RegardBertConfig
 from .base import cross_entropy, mean_loss, one_of
 from .bert import RegardBertModel, RegardBertPreTrainedModel
-from .layers import Dropout, Linear
+from .cpu.linear import Dropout, Linear
 
 
 class _Classifier(RegardBertPreTrainedModel):

@@ -15,7 +15,7 @@ from transformers.pytorch_utils import apply_chunking_to_forward
 
 from .attention import MultiHeadAttention
 from .compat import CachingLayer
-from .layers import Dropout, Linear, activated_linear
+from .cpu.linear import Dropout, Linear, activated_linear
 from .packing import Bounds, Chosen
 
 

@@ -21,7 +21,7 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from ..configuration.captioner import RegardCaptionerConfig
 from .base import FastGenerationMixin, RegardPreTrainedModel, cross_entropy, mean_loss, shift_right
 from .compat import CACHE, named_cache, takes_cache
-from .layers import Linear
+from .cpu.linear import Linear
 from .recurrent import RecurrentCache, RegardRecurrentDecoder
 from .transformer import RegardTransformerDecoder
 

@@ -28,8 +28,8 @@ from .base import (
 )
 from .block import TransformerBlock, TransformerStack
 from .compat import CACHE, named_cache, takes_cache
+from .cpu.linear import Linear
 from .embeddings import TextEmbeddings
-from .layers import Linear
 from .positions import position_ids_for
 
 

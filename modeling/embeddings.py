@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from .layers import Dropout
+from .cpu.linear import Dropout
 from .positions import make_positions
 
 

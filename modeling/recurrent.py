@@ -22,8 +22,18 @@ from ..configuration.recurrent import RegardRecurrentConfig
 from .attention import attend, make_alignment, normalize
 from .base import FastGenerationMixin, RegardPreTrainedModel, check_ids, check_source, one_of
 from .compat import CACHE, named_cache, takes_cache
-from .layers import Dropout, Linear
-from .rnn import GRU, LSTM, CellProducts, GRUCell, LSTMCell, Product, cell_products, shared_product, shares_products
+from .cpu.linear import Dropout, Linear
+from .cpu.rnn import (
+    GRU,
+    LSTM,
+    CellProducts,
+    GRUCell,
+    LSTMCell,
+    Product,
+    cell_products,
+    shared_product,
+    shares_products,
+)
 from .seq2seq import ConditionalGeneration, EncoderDecoderModel
 
 

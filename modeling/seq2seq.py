@@ -14,8 +14,8 @@ from transformers.utils.generic import can_return_tuple
 
 from .base import RegardPreTrainedModel, check_labels, cross_entropy, mean_loss, shift_right
 from .compat import CACHE, named_cache, takes_cache
-from .layers import is_bare
-from .vocabulary_loss import vocabulary_loss
+from .cpu.linear import is_bare
+from .cpu.vocabulary_loss import vocabulary_loss
 
 
 class SharedVocabulary(RegardPreTrainedModel):

@@ -31,8 +31,8 @@ from .base import (
 )
 from .block import TransformerBlock, TransformerStack
 from .compat import named_cache, takes_cache
+from .cpu.linear import Linear
 from .embeddings import TextEmbeddings
-from .layers import Linear
 from .positions import position_ids_for
 from .seq2seq import ConditionalGeneration, EncoderDecoderModel
 

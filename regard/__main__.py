@@ -1,5 +1,5 @@
 """`python -m regard`, and `accelerate launch -m regard`: the command line."""
 
-from .cli import main
+from .commands.app import main
 
 main()

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from .modeling.bert import RegardBertModel, RegardBertPreTrainedModel
-from .modeling.layers import fast_inference
+from .modeling.cpu.linear import fast_inference
 from .modeling.packing import Bounds, bounds_of
 
 POOLINGS = ("mean", "first", "pooler")

@@ -26,8 +26,8 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from ..modeling.decoder import RegardDecoderForCausalLM, RegardDecoderModel
+from ..modeling.loading.load import load_model, load_part
 from ..modeling.positions import SinusoidalPositions
-from ..modeling.pretrained import load_model, load_part
 from ..modeling.transformer import RegardTransformerForConditionalGeneration, RegardTransformerModel
 from ..tokenization.generative import save_tokenizer
 

@@ -18,7 +18,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 from transformers import CONFIG_MAPPING
 
-from ..modeling.model_folder import CONFIG, INDEX, PICKLES, WEIGHTS, check_weights, read_json
+from ..modeling.loading.folder import CONFIG, INDEX, PICKLES, WEIGHTS, check_weights, read_json
 from .bundle import remove_bundle, write_bundle
 
 _PACKAGE = __name__.partition(".")[0]

@@ -59,7 +59,7 @@ def test_there_is_python_to_run() -> None:
 
 
 def run_command(line: str, folder: Path) -> subprocess.CompletedProcess:
-    code = f"import sys; sys.argv = {shlex.split(line, comments=True)!r}; from regard.cli import main; main()"
+    code = f"import sys; sys.argv = {shlex.split(line, comments=True)!r}; from regard.commands.app import main; main()"
     return run_python(code, folder)
 
 

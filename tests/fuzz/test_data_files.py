@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.training.finetune_data import Column, read_rows
-from regard.training.images import load_captions
-from regard.training.parallel import load_pairs
-from regard.training.sources import load_documents
+from regard.training.finetuning.labels import Column, read_rows
+from regard.training.reading.captioned_images import load_captions
+from regard.training.reading.documents import load_documents
+from regard.training.reading.text_pairs import load_pairs
 from tests.fuzz.attempts import attempt_in_a_line
 from tests.fuzz.mutations import IMAGE, WHOLE, contents, damaged
 

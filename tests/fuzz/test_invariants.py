@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.modeling.packing import bounds_of, choose, count_predicted, pack, position_ids_of
-from regard.training.masking import IGNORED, Masking
-from regard.training.pair_data import batched_by_length, padded
-from regard.training.pairs import SentenceIndex, plan_pairs, plan_segments, truncated
-from regard.training.sentences import split_sentences
+from regard.training.examples.masking import IGNORED, Masking
+from regard.training.examples.sentence_pairs import SentenceIndex, plan_pairs, plan_segments, truncated
+from regard.training.examples.sentences import split_sentences
+from regard.training.examples.seq2seq import batched_by_length, padded
 from tests.fuzz.attempts import attempt_in_a_line
 
 seeds = st.integers(0, 2**32 - 1)

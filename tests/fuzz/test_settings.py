@@ -10,10 +10,10 @@ from huggingface_hub.errors import StrictDataclassError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from regard.training.families import TRAINABLE
-from regard.training.finetune import FinetuneSettings
-from regard.training.run import open_run, save_settings
-from regard.training.settings import make_settings, read_yaml, to_dict
+from regard.training.families.registry import TRAINABLE
+from regard.training.finetuning.finetune import FinetuneSettings
+from regard.training.run.folder import open_run, save_settings
+from regard.training.run.settings import make_settings, read_yaml, to_dict
 from tests.fuzz.attempts import attempt, attempt_in_a_line
 
 SETTINGS = {name: family.settings_class for name, family in TRAINABLE.items()} | {"finetune": FinetuneSettings}

@@ -17,7 +17,7 @@ from regard import (
     RegardBertModel,
 )
 from regard.modeling import bert_pretraining, packing
-from regard.training.bert_data import BertCollator
+from regard.training.examples.bert import BertCollator
 
 LENGTHS = (11, 7, 4)
 PRETRAINED = {"masked": RegardBertForMaskedLM, "pretraining": RegardBertForPreTraining}

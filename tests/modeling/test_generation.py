@@ -11,7 +11,7 @@ from regard import (
     RegardRecurrentForConditionalGeneration,
     RegardTransformerForConditionalGeneration,
 )
-from regard.modeling import layers
+from regard.modeling.cpu import linear as layers
 
 DECODER = RegardDecoderForCausalLM
 TRANSFORMER = RegardTransformerForConditionalGeneration

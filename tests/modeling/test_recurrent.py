@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from regard import RegardRecurrentConfig, RegardRecurrentForConditionalGeneration, RegardRecurrentModel
 from regard.modeling import recurrent
-from regard.modeling import rnn as rnn_layers
 from regard.modeling.attention import ALIGNMENTS, AdditiveAlignment, Alignment
+from regard.modeling.cpu import rnn as rnn_layers
 
 GENERATOR = RegardRecurrentForConditionalGeneration
 every_alignment = pytest.mark.parametrize("alignment", ALIGNMENTS)

@@ -15,7 +15,7 @@ import torch
 from accelerate.state import AcceleratorState
 from transformers.utils import logging as transformers_logging
 
-from tests.hub.models import make_model, save_model
+from tests.support.hub.models import make_model, save_model
 
 WORDS = "river stone water fish bank house door garden wall roof the a of under near beside".split()
 TINY = {
@@ -100,8 +100,8 @@ def tiny_pairs(tmp_path_factory) -> dict:
 @pytest.fixture(scope="session")
 def trained(tiny_decoder, tiny_pairs, tmp_path_factory):
     """Makes a run of a family that generates, once, and gives its folder."""
-    from regard.training.families import TRAINABLE
-    from regard.training.family import train
+    from regard.training.families.base import train
+    from regard.training.families.registry import TRAINABLE
 
     folder = tmp_path_factory.mktemp("trained")
 
@@ -123,7 +123,7 @@ def decoder_folder(trained) -> Path:
 @pytest.fixture
 def command(capfd, monkeypatch):
     """Runs a command line, and says how it ended."""
-    from regard.cli import main
+    from regard.commands.app import main
 
     logger = logging.getLogger("regard")
     handlers, level, verbosity = logger.handlers, logger.level, transformers_logging.get_verbosity()

@@ -4,9 +4,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.hub.client import Client
-from tests.hub.models import make_model, save_model
-from tests.hub.server import TOKENS, HubServer
+from tests.support.hub.client import Client
+from tests.support.hub.models import make_model, save_model
+from tests.support.hub.server import TOKENS, HubServer
 
 
 @pytest.fixture(scope="module")

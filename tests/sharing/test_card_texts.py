@@ -9,8 +9,8 @@ import pytest
 from huggingface_hub import ModelCard
 
 from regard.sharing.cards import FAMILY_CARDS, model_card, public_source, write_card
-from regard.training.dates import LOCALES
-from tests.sharing.cards import ALL_RESULTS, CONFIG, CONFIGS, EXAMPLES, FAMILIES, RESULTS, cells, changed, rows
+from regard.training.builtin.dates import LOCALES
+from tests.support.cards import ALL_RESULTS, CONFIG, CONFIGS, EXAMPLES, FAMILIES, RESULTS, cells, changed, rows
 
 # Nothing of the machine
 

@@ -13,9 +13,9 @@ from transformers import AutoModelForMaskedLM, Trainer, TrainingArguments
 from regard.sharing import export
 from regard.sharing.bundle import write_bundle
 from regard.sharing.hub import EXPORTED_TYPES, push_folder
-from tests.hub.client import Client, error_of
-from tests.hub.models import TINY, fingerprint, make_model, pull, save_model
-from tests.hub.server import OTHER, READ, TOKENS, WRITE, HubServer
+from tests.support.hub.client import Client, error_of
+from tests.support.hub.models import TINY, fingerprint, make_model, pull, save_model
+from tests.support.hub.server import OTHER, READ, TOKENS, WRITE, HubServer
 
 
 def contents(folder):

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from regard.sharing.hub import check_folder, push_folder
-from tests.hub.models import make_model, save_model
+from tests.support.hub.models import make_model, save_model
 
 TOKEN = "hf_writewritewrite"
 

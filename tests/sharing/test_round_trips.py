@@ -14,9 +14,9 @@ from regard.registration import FAMILIES
 from regard.sharing.bundle import write_bundle
 from regard.sharing.export import export_model
 from regard.sharing.hub import push_folder
-from tests.hub.client import error_of
-from tests.hub.models import TINY, fingerprint, make_model, pull, save_model
-from tests.hub.server import READ, WRITE
+from tests.support.hub.client import error_of
+from tests.support.hub.models import TINY, fingerprint, make_model, pull, save_model
+from tests.support.hub.server import READ, WRITE
 
 OUR_CLASSES = [model_class for models in FAMILIES.values() for model_class in models.values()]
 BERT_HEADS = """Model ForPreTraining ForMaskedLM ForNextSentencePrediction ForSequenceClassification

@@ -68,7 +68,7 @@ def byte_tokenizer():
 @pytest.fixture
 def corpus_of(tokenizer):
     """Makes a tokenised corpus of texts."""
-    from regard.training.corpus import tokenize_documents
+    from regard.training.examples.tokenized import tokenize_documents
 
     def make(texts: list[str], by=tokenizer):
         return tokenize_documents(datasets.Dataset.from_dict({"text": texts}), by, word_starts=True)
@@ -79,8 +79,8 @@ def corpus_of(tokenizer):
 @pytest.fixture
 def examples_of(corpus_of, tokenizer):
     """Makes `BertExamples` of texts; `masked` holds the settings of the masking."""
-    from regard.training.bert_data import BertExamples
-    from regard.training.masking import Masking
+    from regard.training.examples.bert import BertExamples
+    from regard.training.examples.masking import Masking
 
     def make(texts: list[str], by=tokenizer, masked: dict | None = None, **settings) -> BertExamples:
         masking = Masking.from_tokenizer(by, **(masked or {}))
@@ -124,8 +124,8 @@ TINY = {
 @pytest.fixture(scope="session")
 def pretrain(corpus_folder):
     """Runs a tiny pretraining in a folder; what is given goes before the tiny settings."""
-    from regard.training.bert import BERT
-    from regard.training.family import train
+    from regard.training.families.base import train
+    from regard.training.families.bert import BERT
 
     def run(folder: Path, resume: bool = False, accept_changes: bool = False, **given) -> dict:
         settings = {**TINY, "data": [corpus_folder], **given}
@@ -194,8 +194,8 @@ TINY_MODELS = {
 @pytest.fixture(scope="session")
 def train_pairs():
     """Runs a tiny training on pairs in a folder; what is given goes before the tiny settings."""
-    from regard.training.families import TRAINABLE
-    from regard.training.family import train
+    from regard.training.families.base import train
+    from regard.training.families.registry import TRAINABLE
 
     def run(family: str, folder: Path, resume: bool = False, **given) -> dict:
         settings = {**TINY_PAIRS, **given, "config": {**TINY_MODELS[family], **given.get("config", {})}}
@@ -222,9 +222,9 @@ def write_pairs(tmp_path):
 @pytest.fixture(scope="module")
 def train_decoder(corpus_folder):
     """Runs a tiny training in a folder; what is given goes before the tiny settings."""
-    from regard.training.decoder import DECODER
-    from regard.training.family import train
-    from tests.training.decoding import TINY
+    from regard.training.families.base import train
+    from regard.training.families.decoder import DECODER
+    from tests.support.decoding import TINY
 
     def run(folder, resume: bool = False, **given) -> dict:
         AcceleratorState._reset_state(reset_partial_state=True)
@@ -239,7 +239,7 @@ def train_decoder(corpus_folder):
 @pytest.fixture(scope="session")
 def images(tmp_path_factory) -> str:
     """A folder of twenty images of all kinds."""
-    from tests.training.captions import CAPTIONS, write_images
+    from tests.support.captions import CAPTIONS, write_images
 
     return write_images(tmp_path_factory.mktemp("images") / "images", CAPTIONS)
 
@@ -247,9 +247,9 @@ def images(tmp_path_factory) -> str:
 @pytest.fixture(scope="session")
 def caption(images):
     """Runs a tiny training in a folder; what is given goes before the tiny settings."""
-    from regard.training.captioner import CAPTIONER
-    from regard.training.family import train
-    from tests.training.captions import TINY
+    from regard.training.families.base import train
+    from regard.training.families.captioner import CAPTIONER
+    from tests.support.captions import TINY
 
     def run(folder, resume: bool = False, **given) -> dict:
         return train(CAPTIONER, folder, {**TINY, "data": [images], **given}, resume=resume)

@@ -1,0 +1,1 @@
+"""Whether attention explains a prediction."""

@@ -1,0 +1,1 @@
+"""Attention maps, and the figure and the page that show them."""

@@ -1,0 +1,1 @@
+"""Static against contextual vectors of a word."""

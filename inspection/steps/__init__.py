@@ -1,0 +1,1 @@
+"""Traces, worked calculations, masks, positions and head distances."""

@@ -1,0 +1,379 @@
+"""What happens inside an attention layer, step by step, with every shape: taken from the model's own forward pass.
+
+Dimension letters: see `LETTERS`; a step names its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
+
+from ...modeling import attention
+from ...modeling.attention import (
+    AdditiveAlignment,
+    Alignment,
+    BilinearAlignment,
+    MultiHeadAttention,
+    ScaledDotAlignment,
+)
+from ...modeling.captioner import RegardCaptionerForConditionalGeneration
+from ...modeling.recurrent import RecurrentDecoderStep
+
+LETTERS = {
+    "B": "batch",
+    "H": "heads",
+    "Q": "queries",
+    "K": "keys and values",
+    "P": "places of the image, its keys and values",
+    "D": "width of a head",
+    "E": "width of the model",
+    "C": "width of the encoder's states",
+    "A": "width of the alignment",
+    "F": "channels of the feature map",
+    "Y": "its rows",
+    "X": "its columns",
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One tensor on the way.
+
+    Attributes:
+        stage: "input", "project", "score", "normalize", "combine" or "output".
+        name: of the tensor.
+        letters: of its dimensions, keys of `LETTERS`: "B H Q K".
+        meaning: how it comes from those before it.
+        tensor: what the model computed, without its gradients.
+    """
+
+    stage: str
+    name: str
+    letters: str
+    meaning: str
+    tensor: Tensor
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One call of one attention layer.
+
+    Attributes:
+        layer: name of the module.
+        kind: what it is: "self-attention", "cross-attention", "spatial attention" or an alignment.
+        call: the number of the call in this forward pass, from 0: a recurrent decoder makes one for each target token.
+        steps: in their order.
+    """
+
+    layer: str
+    kind: str
+    call: int
+    steps: tuple[Step, ...]
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The tensor of the step of this name."""
+        return next(step.tensor for step in self.steps if step.name == name)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size of each dimension letter."""
+        return {
+            letter: size
+            for step in self.steps
+            for letter, size in zip(step.letters.split(), step.tensor.shape, strict=True)
+        }
+
+
+# Steps as (stage, name, letters, meaning).
+_Outline = tuple[tuple[str, str, str, str], ...]
+_AFTER_SCORES: _Outline = (
+    ("normalize", "masked", "B Q K", "{scored}, with the lowest number where a key may not be seen"),
+    ("normalize", "weights", "B Q K", "softmax of masked over the keys; 0 where one may not be seen"),
+)
+
+
+def _heads_outline(is_cross: bool) -> _Outline:
+    source = "memory" if is_cross else "input"
+    return (
+        ("input", "input", "B Q E", "what the layer reads"),
+        *((("input", "memory", "B K E", "what the encoder gave"),) if is_cross else ()),
+        ("project", "query", "B Q E", "input · W_query + b_query"),
+        ("project", "key", "B K E", f"{source} · W_key + b_key"),
+        ("project", "value", "B K E", f"{source} · W_value + b_value"),
+        ("project", "query heads", "B H Q D", "query, cut into heads"),
+        ("project", "key heads", "B H K D", "key, cut into heads"),
+        ("project", "value heads", "B H K D", "value, cut into heads"),
+        ("score", "scores", "B H Q K", "query heads · key heads"),
+        ("score", "scaled", "B H Q K", "scores / √D"),
+        *((stage, name, "B H Q K", meaning.format(scored="scaled")) for stage, name, _, meaning in _AFTER_SCORES),
+        ("combine", "context", "B H Q D", "weights · value heads"),
+        ("combine", "merged", "B Q E", "context, the heads side by side"),
+        ("output", "output", "B Q E", "merged · W_output + b_output"),
+    )
+
+
+def _alignment_outline(alignment: Alignment) -> _Outline:
+    scaled = isinstance(alignment, ScaledDotAlignment)
+    project: _Outline = (("project", "projected keys", "B K E", "the states themselves"),)
+    score: _Outline = (("score", "scores", "B Q K", "query state · projected keys"),)
+    if isinstance(alignment, BilinearAlignment):
+        project = (("project", "projected keys", "B K E", "W · states"),)
+    elif isinstance(alignment, AdditiveAlignment):
+        project = (
+            ("project", "projected keys", "B K A", "U · states"),
+            ("project", "projected query", "B Q A", "W · query state + b"),
+        )
+        score = (
+            ("score", "matched", "B Q K A", "tanh(projected query + projected keys)"),
+            ("score", "scores", "B Q K", "v · matched"),
+        )
+    elif scaled:
+        score = (*score, ("score", "scaled", "B Q K", "scores / √E"))
+    return (
+        ("input", "query state", "B Q E", "the decoder's last layer, before it reads the token"),
+        ("input", "states", "B K C", "what is attended to; keys and values"),
+        *project,
+        *score,
+        *(
+            (stage, name, letters, meaning.format(scored="scaled" if scaled else "scores"))
+            for stage, name, letters, meaning in _AFTER_SCORES
+        ),
+        ("combine", "context", "B Q C", "weights · states"),
+    )
+
+
+class _SoftmaxInput(TorchFunctionMode):
+    """Notes what the softmax reads."""
+
+    def __init__(self, note: Callable[[str, Tensor], None]) -> None:
+        super().__init__()
+        self.note = note
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.softmax:
+            self.note("masked", args[0])
+        return func(*args, **(kwargs or {}))
+
+
+class _Recorder:
+    """Notes tensors while one of the chosen layers runs, and lets all others be."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[nn.Module, dict[str, Tensor]]] = []
+        self.running = False
+        self.feature_map: Tensor | None = None
+
+    def note(self, name: str, tensor: Tensor) -> None:
+        if self.running:
+            self.calls[-1][1][name] = tensor.detach()
+
+    def begin(self, module: nn.Module, *_: Any) -> None:
+        self.calls.append((module, {}))
+        self.running = True
+
+    def end(self, *_: Any) -> None:
+        self.running = False
+
+    def note_feature_map(self, module: nn.Module, given: Any, output: Any) -> None:
+        self.feature_map = output.feature_maps[-1].detach()
+
+    # The three functions of the motif, each with a note of what goes in and out.
+
+    def dot_scores(self, original: Callable, query: Tensor, keys: Tensor, scale: float = 1.0) -> Tensor:
+        scaled = original(query, keys, scale)
+        if self.running:
+            self.note("query heads", query)
+            self.note("key heads", keys)
+            # The models scale the query before the product, which is less work than to scale the scores. These are
+            # the only ones that they do not make: their own function's, on their own tensors, without the scale.
+            self.note("scores", original(query, keys))
+            self.note("scaled", scaled)
+        return scaled
+
+    def normalize(self, original: Callable, *args: Any, **kwargs: Any) -> Tensor:
+        with _SoftmaxInput(self.note):
+            weights = original(*args, **kwargs)
+        self.note("weights", weights)
+        return weights
+
+    def combine(self, original: Callable, weights: Tensor, values: Tensor) -> Tensor:
+        context = original(weights, values)
+        self.note("value heads", values)
+        self.note("states", values)
+        self.note("context", context)
+        return context
+
+
+def _hooks_of_heads(layer: MultiHeadAttention, recorder: _Recorder) -> Iterator[Any]:
+    def note_input(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        recorder.note("input", args[0])
+        if kwargs.get("memory") is not None:
+            recorder.note("memory", kwargs["memory"])
+
+    def note_parts(names: tuple[str, ...], module: nn.Module, given: Any, output: Tensor) -> None:
+        for name, part in zip(names, output.chunk(len(names), dim=-1), strict=True):
+            recorder.note(name, part)
+
+    yield layer.register_forward_pre_hook(note_input, with_kwargs=True)
+    if layer.is_cross_attention:
+        yield layer.query.register_forward_hook(partial(note_parts, ("query",)))
+        yield layer.key_value.register_forward_hook(partial(note_parts, ("key", "value")))
+    else:
+        yield layer.query_key_value.register_forward_hook(partial(note_parts, ("query", "key", "value")))
+    yield layer.output.register_forward_pre_hook(lambda module, given: recorder.note("merged", given[0]))
+    yield layer.output.register_forward_hook(lambda module, given, output: recorder.note("output", output))
+
+
+def _hooks_of_alignment(alignment: Alignment, recorder: _Recorder) -> Iterator[Any]:
+    def note_scores(module: nn.Module, given: tuple[Tensor, Tensor], output: Tensor) -> None:
+        recorder.note("query state", given[0])
+        recorder.note("projected keys", given[1])
+        if not isinstance(alignment, ScaledDotAlignment):
+            recorder.note("scores", output)
+
+    yield alignment.register_forward_hook(note_scores)
+    if isinstance(alignment, AdditiveAlignment):
+        yield alignment.query.register_forward_hook(
+            lambda module, given, output: recorder.note("projected query", output)
+        )
+        yield alignment.score.register_forward_pre_hook(lambda module, given: recorder.note("matched", given[0]))
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Sets a model to evaluation, and each of its modules back to what it was."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _attending(model: PreTrainedModel, layer: int) -> dict[nn.Module, str]:
+    """The modules of a layer that attend, and their names."""
+    found = {
+        module: (name, module.layer_idx if isinstance(module, MultiHeadAttention) else 0)
+        for name, module in model.named_modules()
+        if isinstance(module, MultiHeadAttention)
+        or (isinstance(module, RecurrentDecoderStep) and module.alignment is not None)
+    }
+    if not found:
+        raise ValueError(
+            f"`model` is a {type(model).__name__} without attention: it must be a model of regard's that attends"
+        )
+    count = 1 + max(index for _, index in found.values())
+    if not 0 <= layer < count:
+        raise ValueError(f"`layer` ({layer}) must be at least 0 and less than {count}, the layers that attend")
+    return {module: name for module, (name, index) in found.items() if index == layer}
+
+
+@torch.no_grad()
+def trace_shapes(model: PreTrainedModel, inputs: Mapping[str, Any], layer: int = 0) -> list[Trace]:
+    """Follows one input through the attention of one layer.
+
+    The tensors are those of the model's own forward pass, on the eager kernel, in evaluation: hooks note what goes in
+    and out of the layer's projections, and while it runs the functions of the motif note what they get and give. Both
+    are taken off again, also if the model fails. Other threads should not run a model meanwhile.
+
+    Args:
+        model: any model of the package that attends.
+        inputs: its keyword arguments, as its tokenizer or processor gives them.
+        layer: number of the layer, from 0. In an encoder-decoder it is the encoder's and the decoder's.
+
+    Returns:
+        A trace for each call of each attention of the layer, in their order. With a recurrent decoder, one for each
+        target token.
+
+    Raises:
+        ValueError: if there is no such layer, nothing in the model attends, or the inputs do not suit it.
+    """
+    chosen = _attending(model, layer)
+    recorder = _Recorder()
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(model))
+        for name in ("dot_scores", "normalize", "combine"):
+            own = partial(getattr(recorder, name), getattr(attention, name))
+            stack.enter_context(patch.object(attention, name, own))
+        for module in chosen:
+            handles = [module.register_forward_pre_hook(recorder.begin)]
+            if isinstance(module, MultiHeadAttention):
+                handles += _hooks_of_heads(module, recorder)
+            elif isinstance(module, RecurrentDecoderStep) and module.alignment is not None:
+                handles += _hooks_of_alignment(module.alignment, recorder)
+            handles.append(module.register_forward_hook(recorder.end))
+            for handle in handles:
+                stack.callback(handle.remove)
+        if isinstance(model, RegardCaptionerForConditionalGeneration):
+            stack.callback(model.encoder.backbone.register_forward_hook(recorder.note_feature_map).remove)
+        model(**{**inputs, "output_attentions": True, "return_dict": True})
+
+    traces: list[Trace] = []
+    for module, noted in recorder.calls:
+        call = sum(trace.layer == chosen[module] for trace in traces)
+        traces.append(_make_trace(module, chosen[module], call, noted, recorder.feature_map))
+    return traces
+
+
+def _make_trace(
+    module: nn.Module, name: str, call: int, noted: dict[str, Tensor], feature_map: Tensor | None
+) -> Trace:
+    outline: _Outline
+    if isinstance(module, MultiHeadAttention):
+        outline = _heads_outline(module.is_cross_attention)
+        kind = "cross-attention" if module.is_cross_attention else "self-attention"
+    else:
+        assert isinstance(module, RecurrentDecoderStep)
+        assert module.alignment is not None
+        outline, kind = _alignment_outline(module.alignment), type(module.alignment).__name__
+    if feature_map is not None and kind != "self-attention":
+        kind = "spatial attention" if kind == "cross-attention" else f"spatial attention, {kind}"
+        noted = {"feature map": feature_map, **noted}
+        # Places for keys; and the states are as wide as the decoder.
+        letters = str.maketrans({"K": "P", "C": "E"})
+        outline = (
+            ("input", "feature map", "B F Y X", "what the backbone sees; its places are the keys and values"),
+            *((stage, step, own.translate(letters), meaning) for stage, step, own, meaning in outline),
+        )
+    steps = tuple(Step(stage, step, letters, meaning, noted[step]) for stage, step, letters, meaning in outline)
+    return Trace(name, kind, call, steps)
+
+
+def _summary(step: Step) -> tuple[str, str, str, str]:
+    """Least, mean and largest of the values that no mask hides, and the meaning with the number of those it hides."""
+    hidden = step.tensor == torch.finfo(step.tensor.dtype).min
+    seen = step.tensor[~hidden].float()
+    shown = [f"{float(value):.3g}" for value in (seen.min(), seen.mean(), seen.max())] if len(seen) else [""] * 3
+    count = f"; hidden: {int(hidden.sum())} of {hidden.numel()}" if hidden.any() else ""
+    return shown[0], shown[1], shown[2], step.meaning + count
+
+
+def format_trace(trace: Trace) -> str:
+    """A trace as a table: each step with its stage, dimension letters, shape, least, mean and largest value."""
+    header = ("", "step", "letters", "shape", "min", "mean", "max", "")
+    rows = [header]
+    stage = ""
+    for step in trace.steps:
+        shape = " × ".join(map(str, step.tensor.shape))
+        rows.append(("" if step.stage == stage else step.stage, step.name, step.letters, shape, *_summary(step)))
+        stage = step.stage
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [f"{trace.layer}: {trace.kind}"]
+    lines += [f"  {letter} = {size}, {LETTERS[letter]}" for letter, size in trace.sizes.items()]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if 4 <= place <= 6 else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Data that needs no network: Python's documentation, dates and glyphs."""

@@ -1,0 +1,1 @@
+"""What an example is: tokenized text, sentence pairs, masks, chunks of text, pairs of texts, captioned images."""

@@ -1,0 +1,1 @@
+"""The registry of families, the recipe of each, their sizes and their evaluation."""

@@ -1,0 +1,472 @@
+"""Fine-tuning a model for a task with `transformers.Trainer`.
+
+Any model that transformers loads for the task will do, ours or another's. With `lora` only a few small matrices are
+trained beside the frozen model, and the layers that it had not before (Hu et al., 2022,
+https://arxiv.org/abs/2106.09685). The names to give as `lora_targets` in a BERT of ours are `query_key_value`
+(queries, keys and values, one matrix) and `output` of the attention, and `up` and `down` of the feed-forward layers;
+a stock BERT has `query`, `key`, `value` and `dense`.
+
+The folder of a run:
+
+settings.yaml           what the run was asked for
+checkpoints/            the run's whole state after the last epoch and after the best
+logs/                   what TensorBoard shows
+results.json            what the run came to, once it has ended
+predictions.jsonl       the held-out rows, and what the model makes of them
+confusion_matrix.csv    of classes: how often each (row) was taken for each (column)
+confusion_matrix.png    the same as a picture
+adapter/                with LoRA: what was trained, for PEFT
+model/                  the best model and its tokenizer, loadable by transformers; with LoRA, merged
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import math
+import shutil
+import time
+import warnings
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from accelerate import PartialState
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    EarlyStoppingCallback,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    ProgressCallback,
+    Trainer,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
+from transformers.integrations import TensorBoardCallback
+
+from ...configuration.seeds import require_seed
+from ...modeling.loading.load import POOLER, load_model_and_drawn, load_part, require_weights
+from ...tokenization.generative import save_tokenizer
+from ..families.tokenizers import require_special_tokens
+from ..run.folder import MODEL, load_results, model_path, naming_the_model, open_run, save_results, save_settings
+from ..run.settings import held_out_share, option, to_dict
+from .checkpoints import last_checkpoint
+from .labels import load_tables
+from .question_answering import QuestionAnswering
+from .results import best_of, figures_of, make_results, save_predictions
+from .sequence_tasks import Classification, MultiLabel, MultipleChoice, Regression, Tokens
+from .task import ERRORS, FinetuneTask
+
+logger = logging.getLogger("regard.training")
+
+TASKS: dict[str, type[FinetuneTask]] = {
+    task.name: task for task in (Classification, Regression, MultiLabel, Tokens, QuestionAnswering, MultipleChoice)
+}
+CHECKPOINTS, LOGS, ADAPTER = "checkpoints", "logs", "adapter"
+
+# Texts are cut here if nothing is said, whatever the model could take.
+USUAL_LENGTH = 512
+
+# The modules that LoRA adapts in a BERT of ours; PEFT knows those of stock models.
+LORA_TARGETS = {"regard_bert": ["query_key_value"]}
+
+
+@dataclass
+class FinetuneSettings:
+    """What a fine-tuning run can set."""
+
+    model: str = option("runs/bert", "The model to start from: folder of a run or a model, or a Hub id.")
+    data: list[str] = option([], "Tables (csv, tsv, jsonl, parquet) or data sets of the Hub; several are joined.")
+    split: str = option("train", "The split of a Hub data set to train on.")
+    validation: str = option("0.1", "Held-out data: a share of the rows, or another source like --data.")
+    validation_split: str = option("validation", "The split of a Hub data set that --validation names.")
+    text_column: str = option("text", "Column of the text; for multiple choice, of what the choices go on from.")
+    second_text_column: str | None = option(
+        None, "Column of the second text of a pair; for multiple choice, of what all choices begin with."
+    )
+    label_column: str = option("label", "Column of the class, number, list of labels, or number of the right choice.")
+    tokens_column: str = option("tokens", "Column of a text's words.")
+    tags_column: str = option("tags", "Column of the words' tags.")
+    question_column: str = option("question", "Column of the question.")
+    context_column: str = option("context", "Column of the text that holds the answer.")
+    answers_column: str = option("answers", "Column of the answers, as SQuAD has them: text and answer_start.")
+    choices_column: list[str] = option(["choices"], "Column with a list of choices, or a column for each choice.")
+    max_length: int | None = option(None, f"Longest text in tokens; the model's, or {USUAL_LENGTH}, if not given.")
+    stride: int | None = option(
+        None, "Tokens that a window of a long context shares with the one before; a third of them if not given."
+    )
+    max_answer_length: int = option(30, "Longest answer, in tokens.")
+    epochs: float = option(3.0, "Passes over the data.")
+    batch_size: int = option(32, "Examples per step, over all processes and accumulation.")
+    accumulation: int = option(1, "Parts in which each process computes its share of a batch, to save memory.")
+    learning_rate: float | None = option(None, "Highest learning rate; 5e-5, or with LoRA 5e-4, if not given.")
+    warmup: float = option(0.1, "Share of the training in which the learning rate rises.")
+    weight_decay: float = option(0.01, "Decoupled weight decay, on matrices alone.")
+    patience: int = option(2, "Stop after so many epochs that are no better than the best; 0 never stops early.")
+    metric: str | None = option(None, "What tells the best model: a metric of the task, or 'loss'.")
+    precision: str = option("no", "Mixed precision: 'no' (float32), 'bf16' or 'fp16'.")
+    seed: int = option(0, "Seeds new weights, data and dropout.")
+    lora: int = option(0, "Rank of LoRA's matrices, which alone are trained; 0 trains the whole model. Needs peft.")
+    lora_targets: list[str] = option([], "Modules that LoRA adapts, by the ends of their names; PEFT's if not given.")
+    log_every: int = option(10, "Steps between logged values.")
+    log_with: list[str] = option(["tensorboard"], "Trackers to log to, as Trainer names them; 'none' for none.")
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Checks what can be told before anything is read.
+
+        Raises:
+            ValueError: naming the setting, what it got and what is allowed.
+        """
+        for name, value in to_dict(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"`{name}` ({value}) must be a finite number")
+        for name in ("epochs", "learning_rate"):
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
+                raise ValueError(f"`{name}` ({getattr(self, name)}) must be more than 0")
+        for name in ("batch_size", "accumulation", "log_every", "max_answer_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` ({getattr(self, name)}) must be at least 1")
+        for name in ("stride", "weight_decay", "patience", "lora"):
+            if getattr(self, name) is not None and getattr(self, name) < 0:
+                raise ValueError(f"`{name}` ({getattr(self, name)}) must be at least 0")
+        require_seed(self.seed)
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"`warmup` ({self.warmup}) must be at least 0 and less than 1")
+        if self.precision not in ("no", "bf16", "fp16"):
+            raise ValueError(f"`precision` ({self.precision!r}) must be one of no, bf16, fp16")
+        if not self.choices_column:
+            raise ValueError("`choices_column` names no column")
+        if self.lora_targets and not self.lora:
+            raise ValueError(f"`lora_targets` ({', '.join(self.lora_targets)}) needs `lora`, the rank of the matrices")
+        if self.lora and find_spec("peft") is None:
+            raise ValueError(f"`lora` ({self.lora}) needs the package peft: pip install peft")
+        held_out_share(self.validation)
+
+
+def finetune(
+    task: str, output: str | Path, settings: dict[str, Any] | None = None, *, resume: bool = False
+) -> dict[str, Any]:
+    """Fine-tunes a model, in as many processes as it is launched in.
+
+    Args:
+        task: one of `TASKS`.
+        output: folder of the run.
+        settings: fields of `FinetuneSettings` by name.
+        resume: go on with the run in `output`, or start it if there is none.
+
+    Returns:
+        What the run came to, as it is written to `results.json`: figures of the best model among them.
+
+    Raises:
+        ValueError: for settings, data or a folder that won't do. Nothing is written before all are known to do.
+    """
+    if task not in TASKS:
+        raise ValueError(f"`task` ({task!r}) must be one of {', '.join(TASKS)}")
+    folder, run_name = Path(output), f"finetune {task}"
+    chosen = open_run(folder, FinetuneSettings, run_name, settings or {}, resume)
+    finished = load_results(folder)
+    if finished is not None:
+        logger.info("The run in %s has already ended.", folder)
+        return finished
+    work = TASKS[task](chosen)
+    # Processes on CPUs find each other only where this is said.
+    state = PartialState(cpu=not torch.accelerator.is_available())
+    share = _share_of_batch(chosen, state)
+    path = model_path(chosen.model)
+    config = _load(AutoConfig, chosen.model, path)
+    tokenizer = _load_tokenizer(chosen.model, path)
+    max_length = _max_length(chosen, tokenizer, config)
+    with state.main_process_first():
+        table, held_out = load_tables(
+            chosen.data,
+            None if held_out_share(chosen.validation) is not None else chosen.validation,
+            work.columns(),
+            split=chosen.split,
+            validation_split=chosen.validation_split,
+        )
+    encoded, encoded_held_out = work.prepare(tokenizer, max_length, table, held_out)
+    arguments = _arguments(chosen, work, folder, share)
+    set_seed(chosen.seed)
+    model = _load_model(chosen, work, path)
+    _require_room(chosen.model, model, tokenizer, max_length)
+    try:
+        trainer = _FinetuneTrainer(
+            model,
+            arguments,
+            data_collator=work.collator(),
+            train_dataset=encoded,
+            eval_dataset=encoded_held_out,
+            processing_class=tokenizer,
+            compute_metrics=work.metrics,
+            callbacks=_callbacks(chosen, folder),
+        )
+    except RuntimeError as error:
+        raise ValueError(f"`log_with` ({', '.join(chosen.log_with)}): {error}") from None
+    trainer.remove_callback(ProgressCallback)
+    trainer.add_callback(_Progress)
+    if trainer.is_world_process_zero():
+        save_settings(folder, run_name, chosen)
+    start = time.monotonic()
+    trainer.train(resume_from_checkpoint=last_checkpoint(folder / CHECKPOINTS) if resume else None)
+    logger.info("%s", best_of(trainer, chosen.patience))
+    outcome = trainer.predict(encoded_held_out, metric_key_prefix="eval")
+    if not math.isfinite((outcome.metrics or {})["eval_loss"]):
+        logger.warning("The held-out loss is no number: the training has diverged; try a lower `learning_rate`.")
+    trained = trainer.accelerator.unwrap_model(trainer.model)
+    if trainer.is_world_process_zero():
+        trained = _save_model(folder, trained, tokenizer, merge=bool(chosen.lora))
+        save_predictions(folder, work, outcome.predictions)
+        results = make_results(
+            work, to_dict(chosen), trained, trainer, outcome.metrics or {}, time.monotonic() - start
+        )
+        save_results(folder, results)
+    trainer.accelerator.wait_for_everyone()
+    return load_results(folder) or {}
+
+
+# Settings
+
+
+def _share_of_batch(settings: FinetuneSettings, state: PartialState) -> int:
+    """The examples that a device takes at once."""
+    devices = state.num_processes if state.num_processes > 1 else max(1, torch.cuda.device_count())
+    parts = devices * settings.accumulation
+    if settings.batch_size % parts:
+        raise ValueError(
+            f"`batch_size` ({settings.batch_size}) must be a multiple of {parts}, "
+            f"`accumulation` ({settings.accumulation}) times the number of devices ({devices})"
+        )
+    return settings.batch_size // parts
+
+
+def _arguments(settings: FinetuneSettings, task: FinetuneTask, folder: Path, share: int) -> TrainingArguments:
+    metric = settings.metric or task.best_by
+    if metric not in ("loss", *task.measured):
+        raise ValueError(f"`metric` ({metric!r}) must be one of {', '.join((*task.measured, 'loss'))}")
+    rate = settings.learning_rate or (5e-4 if settings.lora else 5e-5)
+    # TensorBoard has a callback of its own, which writes where runs of all kinds do.
+    trackers = [name for name in settings.log_with if name not in ("none", "tensorboard")]
+    return TrainingArguments(
+        output_dir=str(folder / CHECKPOINTS),
+        per_device_train_batch_size=share,
+        per_device_eval_batch_size=share,
+        gradient_accumulation_steps=settings.accumulation,
+        num_train_epochs=settings.epochs,
+        learning_rate=rate,
+        warmup_steps=settings.warmup,
+        weight_decay=settings.weight_decay,
+        bf16=settings.precision == "bf16",
+        fp16=settings.precision == "fp16",
+        seed=settings.seed,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        save_total_limit=1,
+        load_best_model_at_end=True,
+        metric_for_best_model=metric,
+        greater_is_better=metric not in ERRORS,
+        restore_callback_states_from_checkpoint=True,
+        label_names=list(task.label_inputs),
+        logging_steps=settings.log_every,
+        use_cpu=not torch.accelerator.is_available(),
+        dataloader_pin_memory=torch.accelerator.is_available(),
+        report_to=trackers or "none",
+        disable_tqdm=False,
+    )
+
+
+def _callbacks(settings: FinetuneSettings, folder: Path) -> list[Any]:
+    callbacks: list[Any] = []
+    if settings.patience:
+        callbacks.append(EarlyStoppingCallback(settings.patience))
+    if "tensorboard" in settings.log_with:
+        tensorboard = TensorBoardCallback()
+        tensorboard.logging_dir = str(folder / LOGS)
+        callbacks.append(tensorboard)
+    return callbacks
+
+
+# The model and its tokenizer
+
+
+def _load(auto_class: Any, model: str, path: str, **options: Any) -> Any:
+    with naming_the_model("model", model, path):
+        return load_part(auto_class, path, f"`model` ({model})", **options)
+
+
+def _load_tokenizer(model: str, path: str) -> PreTrainedTokenizerFast:
+    tokenizer = _load(AutoTokenizer, model, path)
+    if getattr(tokenizer, "add_prefix_space", None) is False:
+        # A word that is given by itself is then taken for the inside of one.
+        tokenizer = _load(AutoTokenizer, model, path, add_prefix_space=True)
+    return require_special_tokens(tokenizer, ("pad",), f"`model` ({model})")
+
+
+def _max_length(settings: FinetuneSettings, tokenizer: PreTrainedTokenizerFast, config: Any) -> int:
+    positions = getattr(config, "max_position_embeddings", None)
+    limit = min(tokenizer.model_max_length, positions or tokenizer.model_max_length)
+    if settings.max_length is None:
+        return min(limit, USUAL_LENGTH)
+    least = tokenizer.num_special_tokens_to_add(pair=True) + 2
+    if not least <= settings.max_length <= limit:
+        raise ValueError(f"`max_length` ({settings.max_length}) must be at least {least} and at most {limit}")
+    return settings.max_length
+
+
+def _load_model(settings: FinetuneSettings, task: FinetuneTask, path: str) -> Any:
+    label = f"`model` ({settings.model})"
+    try:
+        with naming_the_model("model", settings.model, path):
+            model, new = load_model_and_drawn(
+                getattr(transformers, task.auto_class),
+                path,
+                label,
+                # In the precision of the checkpoint, small steps would be lost.
+                dtype=torch.float32,
+                **task.config_fields(),
+            )
+    except ValueError as error:
+        if "Unrecognized configuration class" not in str(error):
+            raise
+        kind = load_part(AutoConfig, path, label).model_type
+        raise ValueError(
+            f"`model` ({settings.model}) is a {kind!r}, for which there is no {task.auto_class}"
+        ) from None
+    # Weights of a layer for other labels are not these labels'.
+    own = f"{model.base_model_prefix}."
+    require_weights((name for name in new if name.startswith(own) and not POOLER.search(name)), label)
+    if settings.lora:
+        return _with_adapter(settings, model, {name.rpartition(".")[0] for name in new})
+    return model
+
+
+def _require_room(name: str, model: Any, tokenizer: PreTrainedTokenizerFast, max_length: int) -> None:
+    """Refuses ids or positions that the model has no vectors for, which it would fail on in the middle of a batch."""
+    largest, number = max(tokenizer.get_vocab().values()), model.get_input_embeddings().num_embeddings
+    if largest >= number:
+        raise ValueError(
+            f"`model` ({name}) has a tokenizer with ids up to {largest}, but vectors for {number} tokens: "
+            f"call its `resize_token_embeddings({largest + 1})` and save it"
+        )
+    for place, module in model.named_modules():
+        if place.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            # As in RoBERTa, where positions begin after that of the padding.
+            room = module.num_embeddings - module.padding_idx - 1
+            if max_length > room:
+                raise ValueError(f"`max_length` ({max_length}) must be at most {room}, the positions of {name}")
+
+
+def _with_adapter(settings: FinetuneSettings, model: PreTrainedModel, new: set[str]) -> nn.Module:
+    """Freezes a model and puts LoRA's matrices beside its own.
+
+    Args:
+        settings: of the run.
+        model: to adapt.
+        new: names of the modules that the checkpoint did not have; they are trained in full, as are all of the head.
+    """
+    # It is no dependency: its types are not there either.
+    peft: Any = importlib.import_module("peft")
+    head = [
+        name
+        for name, module in model.named_children()
+        if name != model.base_model_prefix and any(True for _ in module.parameters())
+    ]
+    kind = model.config.model_type
+    matrices = [
+        name
+        for name, module in model.named_modules()
+        if getattr(module, "weight", None) is not None
+        and module.weight.ndim > 1
+        and name.partition(".")[0] not in head
+    ]
+    allowed = ", ".join(sorted({name.rpartition(".")[2] for name in matrices}))
+    for target in settings.lora_targets:
+        if not any(f".{name}".endswith(f".{target}") for name in matrices):
+            raise ValueError(f"`lora_targets` ({target!r}) is no module of the model; there are {allowed}")
+    targets = settings.lora_targets or LORA_TARGETS.get(kind)
+    if targets is None and kind not in peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING:
+        raise ValueError(f"`lora_targets` must be given, as peft has none for a {kind!r}; there are {allowed}")
+    options = peft.LoraConfig(
+        r=settings.lora,
+        lora_alpha=2 * settings.lora,
+        target_modules=targets,
+        modules_to_save=sorted({*head, *(name for name in new if name.partition(".")[0] not in head)}),
+    )
+    with warnings.catch_warnings():
+        # It asks the model whether it checkpoints activations by a name that transformers has given up.
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        adapted: nn.Module = peft.get_peft_model(model, options)
+    return adapted
+
+
+class _FinetuneTrainer(Trainer):
+    """A Trainer for any model, whose loss may know of no parts.
+
+    It counts the labels of the whole batch. A model that takes the mean over a part's labels alone gets that mean
+    weighted by the part's share of them, so that the parts add up to the loss of the whole batch.
+    """
+
+    def __init__(self, model: Any, *args: Any, **options: Any) -> None:
+        super().__init__(model, *args, **options)
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._counts_itself = "num_items_in_batch" in inspect.signature(inner.forward).parameters
+        self.model_accepts_loss_kwargs = True
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        if self._counts_itself or num_items_in_batch is None:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
+        loss = loss * (inputs["labels"] != -100).sum() / num_items_in_batch * self.accelerator.num_processes
+        return (loss, outputs) if return_outputs else loss
+
+
+class _Progress(ProgressCallback):
+    """The bar of a Trainer; figures of evaluations go to the log."""
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        figures = figures_of(logs or {})
+        if state.is_world_process_zero and figures:
+            told = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items())
+            logger.info("Epoch %.3g: %s", state.epoch or 0, told)
+
+
+# What is written
+
+
+def _save_model(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast, merge: bool) -> PreTrainedModel:
+    # Using it has left its last padding and truncation in it.
+    tokenizer.backend_tokenizer.no_padding()
+    tokenizer.backend_tokenizer.no_truncation()
+    if merge:
+        model.save_pretrained(folder / ADAPTER)
+        model = model.merge_and_unload()
+    partial = folder / f"partial-{MODEL}"
+    shutil.rmtree(partial, ignore_errors=True)
+    model.save_pretrained(partial)
+    save_tokenizer(tokenizer, partial)
+    shutil.rmtree(folder / MODEL, ignore_errors=True)
+    partial.rename(folder / MODEL)
+    return model

@@ -1,0 +1,265 @@
+"""Metrics of fine-tuned models, as `evaluate` modules that are part of the package, so that none is downloaded.
+
+`Accuracy().compute(predictions=[0, 1], references=[0, 0])` is `{"accuracy": 0.5}`, as of a module that
+`evaluate.load` gives. All are shares between 0 and 1, but for correlations, which reach down to -1, and errors.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import datasets
+import evaluate
+import numpy as np
+
+from ..generation.text_metrics import exact_match, token_f1
+
+_CLASSES = datasets.Value("int64")
+_NUMBERS = datasets.Value("float64")
+_TAGS = datasets.List(datasets.Value("string"))
+
+
+def _ratio(part: float, whole: float) -> float:
+    """A share; 0 where there is nothing to share."""
+    return float(part / whole) if whole else 0.0
+
+
+def f1_score(right: int, predicted: int, wanted: int) -> float:
+    """The harmonic mean of precision and recall, from counts; 0 if nothing is predicted nor wanted."""
+    return _ratio(2 * right, predicted + wanted)
+
+
+class _Metric(evaluate.Metric):
+    """A metric that keeps what it compares in memory.
+
+    Attributes:
+        description: what it measures.
+        citation: where it comes from.
+        predicted: the type of one prediction.
+        wanted: the type of one reference; None: that of a prediction.
+    """
+
+    description: str
+    citation = ""
+    predicted: Any = _CLASSES
+    wanted: Any = None
+
+    def __init__(self, **options: Any) -> None:
+        # Else each goes to a file in the user's cache first.
+        super().__init__(keep_in_memory=True, **options)
+
+    def _info(self) -> evaluate.MetricInfo:
+        return evaluate.MetricInfo(
+            description=self.description,
+            citation=self.citation,
+            inputs_description=self.description,
+            features=datasets.Features(
+                {"predictions": self.predicted, "references": self.predicted if self.wanted is None else self.wanted}
+            ),
+        )
+
+
+class Accuracy(_Metric):
+    """The share of predictions that are right."""
+
+    description = "The share of predictions that are right."
+
+    def _compute(self, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
+        return {
+            "accuracy": float(np.mean([ours == theirs for ours, theirs in zip(predictions, references, strict=True)]))
+        }
+
+
+class MacroF1(_Metric):
+    """The mean over classes of their F1, each class counting the same however frequent it is.
+
+    A class counts if it is predicted or wanted anywhere, as in scikit-learn.
+    """
+
+    description = "The mean of the classes' F1."
+
+    def _compute(self, predictions: Sequence[int], references: Sequence[int]) -> dict[str, float]:
+        ours, theirs = Counter(predictions), Counter(references)
+        right = Counter(one for one, other in zip(predictions, references, strict=True) if one == other)
+        return {"f1": float(np.mean([f1_score(right[each], ours[each], theirs[each]) for each in ours | theirs]))}
+
+
+class Matthews(_Metric):
+    """The correlation of predicted and wanted classes, for any number of classes; 0 where either is always the same.
+
+    Gorodkin (2004), "Comparing two K-category assignments by a K-category correlation coefficient".
+    """
+
+    description = "Matthews correlation coefficient."
+    citation = "Gorodkin (2004), Computational Biology and Chemistry 28"
+
+    def _compute(self, predictions: Sequence[int], references: Sequence[int]) -> dict[str, float]:
+        ours, theirs = np.asarray(predictions), np.asarray(references)
+        classes = np.union1d(ours, theirs)
+        counted = np.array([[(ours == each).sum(), (theirs == each).sum()] for each in classes], dtype=float)
+        number = len(ours)
+        covariance = number * (ours == theirs).sum() - (counted[:, 0] * counted[:, 1]).sum()
+        variances = number**2 - (counted**2).sum(axis=0)
+        return {"matthews_correlation": _ratio(covariance, np.sqrt(variances.prod()))}
+
+
+def _correlation(ours: np.ndarray, theirs: np.ndarray) -> float:
+    ours, theirs = ours - ours.mean(), theirs - theirs.mean()
+    return _ratio((ours * theirs).sum(), np.sqrt((ours**2).sum() * (theirs**2).sum()))
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """The rank of each value; equal ones share the mean of theirs."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[place]
+
+
+class Pearson(_Metric):
+    """The linear correlation of numbers; 0 where either is always the same."""
+
+    description = "Pearson correlation coefficient."
+    predicted = _NUMBERS
+
+    def _compute(self, predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
+        return {"pearson": _correlation(np.asarray(predictions, dtype=float), np.asarray(references, dtype=float))}
+
+
+class Spearman(_Metric):
+    """The correlation of the numbers' ranks; 0 where either is always the same."""
+
+    description = "Spearman rank correlation coefficient."
+    predicted = _NUMBERS
+
+    def _compute(self, predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
+        ours, theirs = (_ranks(np.asarray(values, dtype=float)) for values in (predictions, references))
+        return {"spearman": _correlation(ours, theirs)}
+
+
+class SquaredError(_Metric):
+    """The mean squared error of numbers."""
+
+    description = "Mean squared error."
+    predicted = _NUMBERS
+
+    def _compute(self, predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
+        return {"mse": float(np.mean((np.asarray(predictions) - np.asarray(references)) ** 2))}
+
+
+class MultiLabelF1(_Metric):
+    """F1 where each prediction is a list of 0 and 1 for the labels: over all labels together, and their mean.
+
+    Beside them the accuracy, here the share of rows that have each label right.
+    """
+
+    description = "F1 over all labels together (micro), the mean of the labels' F1 (macro), and accuracy of rows."
+    predicted = datasets.List(_CLASSES)
+
+    def _compute(self, predictions: Sequence[list[int]], references: Sequence[list[int]]) -> dict[str, float]:
+        ours, theirs = np.asarray(predictions), np.asarray(references)
+        counts = np.stack([(ours * theirs).sum(axis=0), ours.sum(axis=0), theirs.sum(axis=0)])
+        return {
+            "f1": f1_score(*counts.sum(axis=1)),
+            "f1_macro": float(np.mean([f1_score(*label) for label in counts.T])),
+            "accuracy": float((ours == theirs).all(axis=1).mean()),
+        }
+
+
+def find_spans(tags: Sequence[str]) -> set[tuple[str, int, int]]:
+    """The spans that tags mark, each with its type, its first place and the one after its last.
+
+    `B-`, `I-` and `O` mark them, with `E-` for a last and `S-` for a lone word where they are used. As the script of
+    CoNLL and seqeval read them, an `I-` that follows no word of its type begins a span too.
+    Ramshaw and Marcus (1995), https://aclanthology.org/W95-0107
+    """
+    spans: set[tuple[str, int, int]] = set()
+    start, kind, previous = 0, "", "O"
+    for place, tag in enumerate([*tags, "O"]):
+        prefix, _, name = tag.partition("-")
+        goes_on = previous in ("B", "I") and prefix in ("I", "E") and name == kind
+        if not goes_on:
+            if previous != "O":
+                spans.add((kind, start, place))
+            start, kind = place, name
+        previous = prefix
+    return spans
+
+
+def marks_spans(tags: Sequence[str]) -> bool:
+    """Whether the names of tags are those of spans, rather than, say, of parts of speech."""
+    marked = [re.fullmatch("[BIES]-.+", tag) is not None for tag in tags if tag != "O"]
+    return bool(marked) and all(marked)
+
+
+class Spans(_Metric):
+    """Precision, recall and F1 of spans: one is right if its type and both its ends are.
+
+    Tjong Kim Sang and De Meulder (2003), https://aclanthology.org/W03-0419, as of seqeval.
+    """
+
+    description = "Precision, recall and F1 of spans, over all types together; F1 of each type by itself."
+    citation = "https://aclanthology.org/W03-0419"
+    predicted = _TAGS
+
+    def _compute(self, predictions: Sequence[list[str]], references: Sequence[list[str]]) -> dict[str, float]:
+        right: Counter[str] = Counter()
+        ours: Counter[str] = Counter()
+        theirs: Counter[str] = Counter()
+        for predicted, wanted in zip(map(find_spans, predictions), map(find_spans, references), strict=True):
+            for counter, spans in ((right, predicted & wanted), (ours, predicted), (theirs, wanted)):
+                counter.update(kind for kind, _, _ in spans)
+        return {
+            "precision": _ratio(right.total(), ours.total()),
+            "recall": _ratio(right.total(), theirs.total()),
+            "f1": f1_score(right.total(), ours.total(), theirs.total()),
+            **{f"f1_{kind}": f1_score(right[kind], ours[kind], theirs[kind]) for kind in sorted(ours | theirs)},
+        }
+
+
+class TagAccuracy(_Metric):
+    """The share of words that have the right tag."""
+
+    description = "The share of words that have the right tag."
+    predicted = _TAGS
+
+    def _compute(self, predictions: Sequence[list[str]], references: Sequence[list[str]]) -> dict[str, float]:
+        words = [
+            ours == theirs
+            for predicted, wanted in zip(predictions, references, strict=True)
+            for ours, theirs in zip(predicted, wanted, strict=True)
+        ]
+        return {"accuracy": float(np.mean(words))}
+
+
+def normalize_answer(text: str) -> str:
+    """An answer as SQuAD compares it: in lower case, without ASCII punctuation, English articles and extra space.
+
+    As `normalize_answer` of the official script, https://rajpurkar.github.io/SQuAD-explorer/ (evaluate-v2.0.py).
+    """
+    text = "".join(character for character in text.lower() if character not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+class Answers(_Metric):
+    """Exact match and F1 of answers, each the best over a question's right answers, from 0 to 1.
+
+    Rajpurkar et al. (2018), https://arxiv.org/abs/1806.03822. A question without an answer has the right answer "".
+    """
+
+    description = "Exact match and F1 of words, of normalized answers."
+    citation = "https://arxiv.org/abs/1806.03822"
+    predicted = datasets.Value("string")
+    wanted = datasets.List(datasets.Value("string"))
+
+    def _compute(self, predictions: Sequence[str], references: Sequence[list[str]]) -> dict[str, float]:
+        exact, overlap = [], []
+        for prediction, answers in zip(predictions, references, strict=True):
+            ours = [normalize_answer(prediction)]
+            # The official script leaves out answers that are articles alone, if others remain.
+            theirs = [text for text in map(normalize_answer, answers) if text] or [""]
+            exact.append(max(exact_match(ours, [text]) for text in theirs))
+            overlap.append(max(token_f1(ours, [text]) for text in theirs))
+        return {"exact_match": float(np.mean(exact)), "f1": float(np.mean(overlap))}

@@ -1,0 +1,1 @@
+"""Generating for evaluation, and metrics of texts."""

@@ -1,0 +1,75 @@
+"""Letting a trained model generate, and measuring what it generates."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from accelerate.utils import send_to_device
+from transformers import PreTrainedTokenizerBase
+
+from .text_metrics import bleu, chrf, exact_match
+
+# Each takes as much memory as a text.
+MOST_BEAMS = 1000
+
+
+def require_beams(beams: int) -> None:
+    """Refuses a number of beams that there can't be.
+
+    Raises:
+        ValueError: if it is out of range.
+    """
+    if not 1 <= beams <= MOST_BEAMS:
+        raise ValueError(f"`beams` ({beams}) must be at least 1 and at most {MOST_BEAMS}")
+
+
+@torch.inference_mode()
+def generate_texts(
+    model: Any, tokenizer: PreTrainedTokenizerBase, batches: Iterable[dict[str, Any]], **options: Any
+) -> list[str]:
+    """Generates a text for each row of the batches, greedily if the options don't say otherwise.
+
+    Args:
+        model: an encoder-decoder.
+        tokenizer: of the targets.
+        batches: the model's inputs; labels among them are left out.
+        **options: what `generate()` takes.
+    """
+    texts: list[str] = []
+    for batch in batches:
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        generated = model.generate(**send_to_device(inputs, model.device), **options)
+        texts += tokenizer.batch_decode(generated, skip_special_tokens=True)
+    return texts
+
+
+def text_figures(predictions: list[str], references: list[str]) -> dict[str, float]:
+    """Exact match (0 to 1), chrF and BLEU (0 to 100) of generated texts."""
+    return {
+        "exact_match": exact_match(predictions, references),
+        "chrf": chrf(predictions, references),
+        "bleu": bleu(predictions, references),
+    }
+
+
+def exact_match_by(keys: Iterable[int], predictions: list[str], references: list[str]) -> list[dict[str, float]]:
+    """Exact match of the texts of each key by themselves, in the order of the keys.
+
+    Args:
+        keys: one for each text, such as the number of words.
+        predictions: the generated texts.
+        references: what they should have been.
+
+    Returns:
+        For each key its `key`, the `number` of texts and their `exact_match`.
+    """
+    groups: dict[int, list[bool]] = defaultdict(list)
+    for key, prediction, reference in zip(keys, predictions, references, strict=True):
+        groups[key].append(prediction == reference)
+    return [
+        {"key": key, "number": len(right), "exact_match": sum(right) / len(right)}
+        for key, right in sorted(groups.items())
+    ]

@@ -1,0 +1,1 @@
+"""The training loop: the objective that it trains on, the schedule, signals and several processes."""

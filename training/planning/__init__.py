@@ -1,0 +1,1 @@
+"""What a run takes: parameters, memory, operations and time."""

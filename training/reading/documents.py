@@ -1,0 +1,222 @@
+"""Corpora: whatever the user names is read into one `datasets.Dataset` whose rows are documents."""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import chain, groupby, islice
+
+from datasets import Dataset, Features, Value
+
+from ..builtin.python_docs import iter_python_docs, python_files
+from .bad_records import BadRecords
+from .cache import write_dataset
+from .tables import (
+    MAX_DOCUMENT_BYTES,
+    TABLE_SUFFIXES,
+    TEXT_SUFFIXES,
+    Column,
+    File,
+    Rows,
+    Source,
+    file_status,
+    files_label,
+    find_files,
+    hub_texts,
+    is_data_set_id,
+    is_table,
+    is_text,
+    list_folder,
+    listed,
+    num_bytes,
+    read_table,
+    require_most,
+    source_names,
+    suffix_of,
+)
+from .text_files import read_lines, read_pieces, require_utf8
+
+DOCUMENT_MODES = ("file", "blank-line", "line")
+
+# Part of every cache key: to be raised whenever the same input gives other documents than before.
+FORMAT_VERSION = 1
+
+
+def load_documents(
+    data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = "python-docs",
+    *,
+    text_column: str = "text",
+    documents: str = "file",
+    split: str = "train",
+    max_documents: int | None = None,
+    streaming: bool = False,
+    bad_records: str = "stop",
+) -> Dataset:
+    """Loads a corpus: a data set with one row for each document and the columns `text` and `source`.
+
+    The documents are written to the cache of `datasets` as they are read and are memory-mapped from there, so a corpus
+    may be larger than the memory. A later call reads the cache, unless a file's size or time of change, or an argument
+    that matters, is another. Documents of nothing but white space are left out.
+
+    Args:
+        data: One source, or several to be joined in their order:
+
+            - `python-docs`: the documentation inside this Python's standard library; `python-docs:torch,transformers`
+              adds the docstrings of installed packages.
+            - A text file (UTF-8, may be gzipped), a folder (the .txt, .text, .md and .rst files anywhere in it, and
+              the same with .gz) or a glob such as `notes/**/*.tex`. A file that is found twice is read once.
+            - A table: .jsonl or .json (one object a line), .csv or .tsv (with a header line), the same with .gz, or
+              .parquet; also a folder or a glob of them.
+            - A data set on the Hub: `org/name` or `org/name:config`.
+        text_column: The column of a table or Hub data set that holds the text.
+        documents: What is one document in a text file: the whole `file`, the text between blank lines (`blank-line`),
+            or each `line`.
+        split: The split of a Hub data set.
+        max_documents: How many documents to read. The rest is neither read nor downloaded.
+        streaming: Reads a Hub data set row by row, so that its texts are kept on the disk but its files are not, as
+            `max_documents` does too. It changes nothing for other sources, which are always read that way.
+        bad_records: What to do with a document or row that can't be read (it is not UTF-8, does not parse, is too
+            large, or lacks the text): "stop" at the first, with an error, or "skip" each, with a warning; how many
+            were left out is told by `skipped_records`. A file, or a row group of Parquet, that can't be read on counts
+            as one. A file that is not there, and a column that a whole table lacks, are errors in any case.
+
+    Returns:
+        The documents, in an order that is always the same. `source` is a file or data set id, with `:` and the number
+        of the line or row (from 1) where there is one; or a topic, module or class of the Python documentation.
+
+    Raises:
+        ValueError: An argument or source is not what it may be, a file is not UTF-8 or does not parse, the text column
+            is missing or holds something other than text, or there is no text at all.
+        OSError: A file cannot be opened, or the Hub cannot be reached.
+    """
+    if documents not in DOCUMENT_MODES:
+        raise ValueError(f"`documents` ({documents!r}) must be one of {listed(DOCUMENT_MODES)}")
+    require_most("documents", max_documents)
+
+    bad = BadRecords(bad_records)
+    column = Column(text_column, "text_column")
+    sources: list[Source] = []
+    seen: set[str] = set()
+    for name in source_names(data, "python-docs"):
+        if name.partition(":")[0] == "python-docs":
+            sources.append(_python_docs(name))
+        elif is_data_set_id(name):
+            sources.append(hub_texts(name, [column], split, streaming or max_documents is not None))
+        else:
+            files = [file for file in find_files(name, _search_folder, "python-docs") if file.real_path not in seen]
+            seen.update(file.real_path for file in files)
+            sources.append(_files(name, files, column, documents))
+
+    def rows() -> Iterator[dict[str, str]]:
+        found = chain.from_iterable(source.read(bad) for source in sources)
+        empty = True
+        for text, where in islice(_with_text(found, bad), max_documents):
+            empty = False
+            yield {"text": text, "source": where}
+        if empty:
+            labels = ", ".join(source.label for source in sources)
+            raise ValueError(f"the corpus is empty: no text in {labels}{bad.hint()}")
+
+    return write_dataset(
+        rows,
+        features=Features({"text": Value("string"), "source": Value("string")}),
+        key=(FORMAT_VERSION, max_documents, [source.key for source in sources]),
+        bad=bad,
+    )
+
+
+def _with_text(found: Rows, bad: BadRecords) -> Iterator[tuple[str, str]]:
+    for where, (text,) in found:
+        try:
+            has_text = _has_text(text, where)
+        except ValueError as error:
+            bad.add(error)
+        else:
+            if has_text:
+                yield text, where
+
+
+def _has_text(text: str, where: str) -> bool:
+    if num_bytes(text, where) > MAX_DOCUMENT_BYTES:
+        raise ValueError(
+            f"{where}: one document of more than {MAX_DOCUMENT_BYTES:,} bytes; "
+            "split the file, or set `documents` to 'blank-line' or 'line'"
+        )
+    return not (text == "" or text.isspace())
+
+
+def _python_docs(name: str) -> Source:
+    packages = [package.strip() for package in name.partition(":")[2].split(",") if package.strip()]
+    files = [file_status(str(path)) for _, path in python_files(packages)]
+    key = ("python-docs", sys.version, packages, files)
+
+    def read(bad: BadRecords) -> Rows:
+        return ((where, (text,)) for text, where in iter_python_docs(packages))
+
+    return Source("the Python documentation", key, read)
+
+
+def _files(name: str, files: Sequence[File], column: Column, documents: str) -> Source:
+    def read(bad: BadRecords) -> Rows:
+        return chain.from_iterable(_read_file(file.name, column, documents, bad) for file in files)
+
+    return Source(files_label(name, files), ("files", files, column, documents), read)
+
+
+def _search_folder(folder: str) -> list[str]:
+    paths = list_folder(folder)
+    texts = [path for path in paths if is_text(path)]
+    tables = [path for path in paths if is_table(path)]
+    if texts and tables:
+        globs = (os.path.join(folder, "**", "*" + suffix_of(path)) for path in (texts[0], tables[0]))
+        raise ValueError(
+            f"folder {folder!r} holds both text ({len(texts)} files, such as {texts[0]!r}) and tables ({len(tables)}, "
+            f"such as {tables[0]!r}); choose by a glob, such as {' or '.join(map(repr, globs))}"
+        )
+    if not (texts or tables):
+        raise ValueError(
+            f"folder {folder!r} holds no file that ends in {listed((*TEXT_SUFFIXES, *TABLE_SUFFIXES))}; "
+            "name files of another kind by a glob"
+        )
+    return texts or tables
+
+
+def _read_file(name: str, column: Column, documents: str, bad: BadRecords) -> Rows:
+    if is_table(name):
+        return read_table(name, [column], bad)
+    return _read_text(name, documents, bad)
+
+
+def _read_text(name: str, documents: str, bad: BadRecords) -> Rows:
+    for where, text in _text_documents(name, documents, bad):
+        try:
+            require_utf8(text, where, name, bad)
+        except ValueError as error:
+            bad.add(error)
+        else:
+            yield where, (text,)
+
+
+def _text_documents(name: str, documents: str, bad: BadRecords) -> Iterator[tuple[str, str]]:
+    # Of a document that is too large, a character too many is enough to tell.
+    if documents == "file":
+        for _, text in islice(read_pieces(name, bad, lambda file: file.read(MAX_DOCUMENT_BYTES + 1)), 1):
+            yield name, text
+        return
+    lines = read_lines(name, bad, MAX_DOCUMENT_BYTES)
+    for is_blank, block in groupby(lines, key=lambda line: line[1].isspace()):
+        if is_blank:
+            continue
+        if documents == "line":
+            yield from ((f"{name}:{number}", line.rstrip("\n")) for number, line in block)
+        else:
+            yield _joined(name, block)
+
+
+def _joined(name: str, lines: Iterator[tuple[int, str]]) -> tuple[str, str]:
+    first, line = next(lines)
+    parts, size = [line], len(line)
+    for _, line in lines:
+        if size <= MAX_DOCUMENT_BYTES:
+            parts.append(line)
+            size += len(line)
+    return f"{name}:{first}", "".join(parts)
