@@ -80,7 +80,7 @@ def write_inputs(parameters: dict[str, Any], folder: Path) -> None:
     tokenizer.save_pretrained(folder / "tokenizer")
     rows.save_to_disk(folder / "rows")
     held_out.save_to_disk(folder / "held_out")
-    task, _ = BERT.make_task(settings, tokenizer, rows, held_out)
+    task, _ = BERT.make_objective(settings, tokenizer, rows, held_out)
     pairs = _pairs(task, settings.steps * settings.batch_size, np.array(tokenizer.all_special_ids))
     Dataset.from_dict(pairs).save_to_disk(folder / "pairs")
     examples, size = task.held_out(), settings.batch_size
@@ -202,7 +202,7 @@ class RegardConvergence(ConvergenceSide):
         super().__init__(parameters, folder)
         disable_caching()
         rows, held_out = (load_from_disk(folder / name) for name in ("rows", "held_out"))
-        self.task, _ = BERT.make_task(self.settings, self.tokenizer, rows, held_out)
+        self.task, _ = BERT.make_objective(self.settings, self.tokenizer, rows, held_out)
 
     def load(self) -> nn.Module:
         """See `ConvergenceSide`."""

@@ -24,7 +24,7 @@ def peak_memory() -> int | None:
 
 
 def serve(module: str, name: str) -> None:
-    """Answers commands until there are no more."""
+    """AnswerMetrics commands until there are no more."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     # Libraries print too.
     os.dup2(2, 1)

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from transformers import Cache, EncoderDecoderCache, PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .cpu.linear import Linear, is_bare, is_plain_on_cpu
+from .cpu.linear import Linear, can_use_cpu_kernels, is_unhooked
 from .cpu.linear import dropout as drop_out
-from .packing import Bounds, attend_packed
+from .packing import SequenceBounds, attend_packed
 
 
 def normalize(scores: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -166,8 +166,8 @@ class AdditiveAlignment(Alignment):
     def _suits_sigmoid(self, query: Tensor, keys: Tensor) -> bool:
         tensors = (query, keys, self.score.weight)
         return (
-            is_bare(self.score)
-            and is_plain_on_cpu(*tensors)
+            is_unhooked(self.score)
+            and can_use_cpu_kernels(*tensors)
             and all(tensor.dtype == torch.float32 for tensor in tensors)
             and len(query) == len(keys)
         )
@@ -309,7 +309,7 @@ class MultiHeadAttention(nn.Module):
         attention_mask: Tensor | None = None,
         memory: Tensor | None = None,
         cache: Cache | None = None,
-        bounds: Bounds | None = None,
+        bounds: SequenceBounds | None = None,
         queries: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:

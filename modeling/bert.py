@@ -22,17 +22,11 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..configuration.bert import RegardBertConfig
 from .attention import MultiHeadAttention
-from .base import (
-    RegardPreTrainedModel,
-    check_ids,
-    check_length,
-    check_positions,
-    one_of,
-    show_weights,
-)
+from .base import RegardPreTrainedModel, show_weights
 from .block import TransformerBlock, TransformerStack
-from .cpu.linear import Dropout, Linear, is_plain_on_cpu
-from .packing import Bounds, check_packed, choose, fill_up, position_ids_of, take_bounds
+from .checks import check_ids, check_length, check_positions, require_exactly_one
+from .cpu.linear import Dropout, Linear, can_use_cpu_kernels
+from .packing import SequenceBounds, check_packed, choose, pad_to_multiple, position_ids_of, take_bounds
 from .positions import LearnedPositions
 from .weights import named_as_in_memory, register_bert_weights
 
@@ -160,7 +154,7 @@ class RegardBertModel(RegardBertPreTrainedModel):
                 batch with an attention mask, or asked for attention weights. Ids on an accelerator are not read, since
                 that would wait for it.
         """
-        given = one_of(input_ids, inputs_embeds)
+        given = require_exactly_one(input_ids, inputs_embeds)
         config, length, bounds = self.config, given.shape[1], take_bounds(kwargs)
         check_ids("input_ids", input_ids, self.embeddings.tokens.num_embeddings, "vocab_size")
         check_ids("token_type_ids", token_type_ids, config.type_vocab_size, "type_vocab_size")
@@ -192,12 +186,12 @@ class RegardBertModel(RegardBertPreTrainedModel):
         )
 
     def _encode_packed(
-        self, embedded: Tensor, bounds: Bounds, output_positions: Tensor | None, **kwargs: Any
+        self, embedded: Tensor, bounds: SequenceBounds, output_positions: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Hidden states of the positions wanted, (1, P, E), and of the first of each sequence, (B, E)."""
         tokens, firsts = embedded.shape[1], bounds.cu_seq_lens_q[:-1]
-        if is_plain_on_cpu(embedded) and not kwargs.get("output_hidden_states", self.config.output_hidden_states):
-            embedded, bounds = fill_up(embedded, bounds)
+        if can_use_cpu_kernels(embedded) and not kwargs.get("output_hidden_states", self.config.output_hidden_states):
+            embedded, bounds = pad_to_multiple(embedded, bounds)
         if output_positions is None:
             hidden_states = self.encoder(embedded, bounds=bounds, **kwargs)[:, :tokens]
             return hidden_states, hidden_states[0].index_select(0, firsts)

@@ -22,15 +22,10 @@ from transformers.utils import ModelOutput, TransformersKwargs
 from transformers.utils.generic import can_return_tuple
 
 from ..configuration.bert import RegardBertConfig
-from .base import (
-    check_labels,
-    cross_entropy,
-    mean_loss,
-    weighted_cross_entropy,
-)
 from .bert import RegardBertModel, RegardBertPreTrainedModel
-from .cpu.linear import Linear, is_bare, is_plain_on_cpu
+from .cpu.linear import Linear, can_use_cpu_kernels, is_unhooked
 from .cpu.vocabulary_loss import vocabulary_loss
+from .losses import check_labels, cross_entropy, mean_loss, weighted_cross_entropy
 from .packing import POSITIONS_AT_ONCE, count_predicted, missing_rows, pack
 
 
@@ -127,7 +122,7 @@ class PredictsMaskedTokens(RegardBertPreTrainedModel):
         if predicted_positions is None:
             predicted_positions = (labels != -100).nonzero().squeeze(1)
         labels = labels.index_select(0, predicted_positions)
-        if self.training and is_plain_on_cpu(labels) and is_bare(self.masked_lm_head.decoder):
+        if self.training and can_use_cpu_kernels(labels) and is_unhooked(self.masked_lm_head.decoder):
             # Nothing but the loss is made of them in training. The first token stands for those that are missing.
             missing = missing_rows(len(labels), POSITIONS_AT_ONCE)
             predicted_positions = nn.functional.pad(predicted_positions, (0, missing))
@@ -149,7 +144,7 @@ class PredictsMaskedTokens(RegardBertPreTrainedModel):
         In training there are no scores of positions (P, E) that were chosen for their labels, but the loss alone.
         """
         head = self.masked_lm_head
-        if self.training and hidden_states.dim() == 2 and is_bare(head.decoder):
+        if self.training and hidden_states.dim() == 2 and is_unhooked(head.decoder):
             assert labels is not None
             check_labels(labels, len(head.decoder.weight))
             total = vocabulary_loss(head.transform(hidden_states), head.decoder.weight, head.decoder.bias, labels)

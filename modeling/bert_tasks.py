@@ -15,9 +15,10 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple
 
 from ..configuration.bert import RegardBertConfig
-from .base import cross_entropy, mean_loss, one_of
 from .bert import RegardBertModel, RegardBertPreTrainedModel
+from .checks import require_exactly_one
 from .cpu.linear import Dropout, Linear
+from .losses import cross_entropy, mean_loss
 
 
 class _Classifier(RegardBertPreTrainedModel):
@@ -129,7 +130,7 @@ class RegardBertForMultipleChoice(_Classifier):
         **kwargs: Unpack[TransformersKwargs],
     ) -> MultipleChoiceModelOutput:
         """Scores the choices, (B, N); inputs are (B, N, L), `labels` is (B,), the number of the right choice."""
-        num_choices = one_of(input_ids, inputs_embeds).shape[1]
+        num_choices = require_exactly_one(input_ids, inputs_embeds).shape[1]
 
         def each(values: Tensor | None) -> Tensor | None:
             return None if values is None else values.reshape(-1, *values.shape[2:])  # (B * N, ...)

@@ -16,7 +16,7 @@ from transformers.pytorch_utils import apply_chunking_to_forward
 from .attention import MultiHeadAttention
 from .compat import CachingLayer
 from .cpu.linear import Dropout, Linear, activated_linear
-from .packing import Bounds, Chosen
+from .packing import Chosen, SequenceBounds
 
 
 class FeedForward(nn.Module):
@@ -112,7 +112,7 @@ class TransformerBlock(CachingLayer):
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
         cache: Cache | None = None,
-        bounds: Bounds | None = None,
+        bounds: SequenceBounds | None = None,
         positions: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
@@ -183,7 +183,7 @@ class TransformerStack(nn.Module):
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
         memory: Tensor | None = None,
-        bounds: Bounds | None = None,
+        bounds: SequenceBounds | None = None,
         chosen: Chosen | None = None,
         **kwargs: Any,
     ) -> Tensor:

@@ -16,20 +16,13 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..configuration.decoder import RegardDecoderConfig
 from .attention import MultiHeadAttention
-from .base import (
-    FastGenerationMixin,
-    RegardPreTrainedModel,
-    causal_lm_loss,
-    check_ids,
-    check_length,
-    check_positions,
-    one_of,
-    show_weights,
-)
+from .base import FastGenerationMixin, RegardPreTrainedModel, show_weights
 from .block import TransformerBlock, TransformerStack
+from .checks import check_ids, check_length, check_positions, require_exactly_one
 from .compat import CACHE, named_cache, takes_cache
 from .cpu.linear import Linear
 from .embeddings import TextEmbeddings
+from .losses import causal_lm_loss
 from .positions import position_ids_for
 
 
@@ -96,7 +89,7 @@ class RegardDecoderModel(RegardDecoderPreTrainedModel):
             ValueError: for a sequence longer than the positions, or ids outside the vocabulary. Ids on an accelerator
                 are not read, since that would wait for it.
         """
-        given = one_of(input_ids, inputs_embeds)
+        given = require_exactly_one(input_ids, inputs_embeds)
         length = given.shape[1]
         check_ids("input_ids", input_ids, self.embeddings.tokens.num_embeddings, "vocab_size")
         if inputs_embeds is None:

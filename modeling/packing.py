@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers.utils.generic import is_flash_attention_requested
 
 
-class Bounds(NamedTuple):
+class SequenceBounds(NamedTuple):
     """Where the sequences of a packed batch begin and end, under the names that attention functions know.
 
     Attributes:
@@ -37,16 +37,16 @@ class Bounds(NamedTuple):
     max_length_k: int
 
 
-def bounds_of(lengths: Tensor) -> Bounds:
+def sequence_bounds(lengths: Tensor) -> SequenceBounds:
     """The bounds of sequences of these lengths, (B,)."""
     ends = nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
     longest = int(lengths.max())
-    return Bounds(ends, ends, longest, longest)
+    return SequenceBounds(ends, ends, longest, longest)
 
 
 def pack(
     tensors: dict[str, Tensor | None], attention_mask: Tensor | None, rows: int, length: int
-) -> tuple[dict[str, Tensor], Bounds]:
+) -> tuple[dict[str, Tensor], SequenceBounds]:
     """Packs a padded batch.
 
     Args:
@@ -76,7 +76,7 @@ def pack(
             raise ValueError(f"row {int((lengths == 0).nonzero()[0])} is padding alone, which can't be packed")
         kept = attention_mask.flatten().nonzero().squeeze(1)
         whole = {name: tensor.index_select(0, kept) for name, tensor in whole.items()}
-    return {name: tensor.unsqueeze(0) for name, tensor in whole.items()}, bounds_of(lengths)
+    return {name: tensor.unsqueeze(0) for name, tensor in whole.items()}, sequence_bounds(lengths)
 
 
 def count_predicted(labels: Tensor, cu_seq_lens: Tensor | None = None) -> Tensor:
@@ -88,15 +88,15 @@ def count_predicted(labels: Tensor, cu_seq_lens: Tensor | None = None) -> Tensor
     return before.index_select(0, cu_seq_lens).diff()
 
 
-def take_bounds(options: dict[str, Any]) -> Bounds | None:
+def take_bounds(options: dict[str, Any]) -> SequenceBounds | None:
     """Takes the bounds out of keyword arguments; None if there are none."""
-    found = {name: options.pop(name, None) for name in Bounds._fields}
+    found = {name: options.pop(name, None) for name in SequenceBounds._fields}
     ends = found["cu_seq_lens_q"]
     if ends is None:
         return None
     longest = found["max_length_q"]
     longest = int(ends.diff().max()) if longest is None else longest
-    return Bounds(ends, ends, longest, longest)
+    return SequenceBounds(ends, ends, longest, longest)
 
 
 def check_packed(given: Tensor, attention_mask: Tensor | None, wants_weights: bool) -> None:
@@ -115,7 +115,7 @@ def check_packed(given: Tensor, attention_mask: Tensor | None, wants_weights: bo
         )
 
 
-def position_ids_of(bounds: Bounds, tokens: int) -> Tensor:
+def position_ids_of(bounds: SequenceBounds, tokens: int) -> Tensor:
     """Positions in a packed batch, (T,), counted from 0 in each sequence."""
     ends = bounds.cu_seq_lens_q
     places = torch.arange(tokens, device=ends.device)
@@ -143,7 +143,7 @@ def missing_rows(number: int, at_once: int) -> int:
     return -number % at_once if _filling.get() else 0
 
 
-def fill_up(hidden_states: Tensor, bounds: Bounds) -> tuple[Tensor, Bounds]:
+def pad_to_multiple(hidden_states: Tensor, bounds: SequenceBounds) -> tuple[Tensor, SequenceBounds]:
     """Adds a sequence of zeros to a packed batch (1, T, E), if need be, for a multiple of `TOKENS_AT_ONCE` tokens."""
     tokens = hidden_states.shape[1]
     missing = missing_rows(tokens, TOKENS_AT_ONCE)
@@ -151,7 +151,7 @@ def fill_up(hidden_states: Tensor, bounds: Bounds) -> tuple[Tensor, Bounds]:
         return hidden_states, bounds
     ends = nn.functional.pad(bounds.cu_seq_lens_q, (0, 1), value=tokens + missing)
     longest = max(bounds.max_length_q, missing)
-    return nn.functional.pad(hidden_states, (0, 0, 0, missing)), Bounds(ends, ends, longest, longest)
+    return nn.functional.pad(hidden_states, (0, 0, 0, missing)), SequenceBounds(ends, ends, longest, longest)
 
 
 class Chosen(NamedTuple):
@@ -163,10 +163,10 @@ class Chosen(NamedTuple):
     """
 
     positions: Tensor
-    bounds: Bounds
+    bounds: SequenceBounds
 
 
-def choose(positions: Tensor, bounds: Bounds) -> tuple[Chosen, Tensor]:
+def choose(positions: Tensor, bounds: SequenceBounds) -> tuple[Chosen, Tensor]:
     """Chooses positions, and each sequence's first.
 
     Args:
@@ -186,7 +186,7 @@ def choose(positions: Tensor, bounds: Bounds) -> tuple[Chosen, Tensor]:
 
 
 def attend_packed(
-    attention: Callable, module: Any, query: Tensor, key: Tensor, value: Tensor, bounds: Bounds, **options: Any
+    attention: Callable, module: Any, query: Tensor, key: Tensor, value: Tensor, bounds: SequenceBounds, **options: Any
 ) -> tuple[Tensor, None]:
     """Attends within each sequence of a packed batch.
 
@@ -221,7 +221,7 @@ def _has_jagged_kernel(query: Tensor) -> bool:
 
 
 def _attend_each(
-    attention: Callable, query: Tensor, key: Tensor, value: Tensor, bounds: Bounds, **options: Any
+    attention: Callable, query: Tensor, key: Tensor, value: Tensor, bounds: SequenceBounds, **options: Any
 ) -> Tensor:
     lengths = zip(bounds.cu_seq_lens_q.diff().tolist(), bounds.cu_seq_lens_k.diff().tolist(), strict=True)
     runs = [(*each, len(list(run))) for each, run in groupby(lengths)]
@@ -239,7 +239,7 @@ def _attend_jagged(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    bounds: Bounds,
+    bounds: SequenceBounds,
     scaling: float,
     dropout: float = 0.0,
     is_causal: bool = False,

@@ -20,7 +20,8 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 
 from ..configuration.recurrent import RegardRecurrentConfig
 from .attention import attend, make_alignment, normalize
-from .base import FastGenerationMixin, RegardPreTrainedModel, check_ids, check_source, one_of
+from .base import FastGenerationMixin, RegardPreTrainedModel
+from .checks import check_ids, check_source, require_exactly_one
 from .compat import CACHE, named_cache, takes_cache
 from .cpu.linear import Dropout, Linear
 from .cpu.rnn import (
@@ -185,7 +186,7 @@ class RegardRecurrentEncoder(RegardRecurrentPreTrainedModel):
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """Encodes source ids or embeddings (B, S) under a mask (B, S), padding on either side: (B, S, C)."""
-        given = one_of(input_ids, inputs_embeds)
+        given = require_exactly_one(input_ids, inputs_embeds)
         check_ids("input_ids", input_ids, self.tokens.num_embeddings, "vocab_size")
         check_source(given.shape[1], attention_mask)
         embedded = self.dropout(self.tokens(input_ids) if inputs_embeds is None else inputs_embeds)
@@ -347,7 +348,7 @@ class RegardRecurrentDecoder(RegardRecurrentPreTrainedModel):
         The hidden states are the embeddings and each layer's; the last hidden state is what the output layer reads,
         made of the last layer's, the context vector and the embedding.
         """
-        one_of(input_ids, inputs_embeds, "decoder_")
+        require_exactly_one(input_ids, inputs_embeds, "decoder_")
         check_ids("decoder_input_ids", input_ids, self.tokens.num_embeddings, "vocab_size")
         if not isinstance(cache, RecurrentCache | None):
             raise ValueError(f"`cache` is a {type(cache).__name__}, but a recurrent decoder takes a RecurrentCache")

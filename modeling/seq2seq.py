@@ -12,10 +12,11 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple
 
-from .base import RegardPreTrainedModel, check_labels, cross_entropy, mean_loss, shift_right
+from .base import RegardPreTrainedModel
 from .compat import CACHE, named_cache, takes_cache
-from .cpu.linear import is_bare
+from .cpu.linear import is_unhooked
 from .cpu.vocabulary_loss import vocabulary_loss
+from .losses import check_labels, cross_entropy, mean_loss, shift_right
 
 
 class SharedVocabulary(RegardPreTrainedModel):
@@ -206,7 +207,7 @@ class ConditionalGeneration(SharedVocabulary):
     ) -> tuple[Tensor | None, Tensor | None]:
         """The scores of the vocabulary and, if there are labels, the loss; `forward` tells of chosen positions."""
         head, smoothing = self.lm_head, self.config.label_smoothing
-        if self.training and hidden_states.dim() == 2 and is_bare(head) and not smoothing:
+        if self.training and hidden_states.dim() == 2 and is_unhooked(head) and not smoothing:
             assert labels is not None
             check_labels(labels, len(head.weight))
             total = vocabulary_loss(hidden_states, head.weight, head.bias, labels)

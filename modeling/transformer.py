@@ -19,17 +19,9 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..configuration.transformer import RegardTransformerConfig
 from .attention import MultiHeadAttention
-from .base import (
-    FastGenerationMixin,
-    RegardPreTrainedModel,
-    check_ids,
-    check_length,
-    check_positions,
-    check_source,
-    one_of,
-    show_weights,
-)
+from .base import FastGenerationMixin, RegardPreTrainedModel, show_weights
 from .block import TransformerBlock, TransformerStack
+from .checks import check_ids, check_length, check_positions, check_source, require_exactly_one
 from .compat import named_cache, takes_cache
 from .cpu.linear import Linear
 from .embeddings import TextEmbeddings
@@ -85,7 +77,7 @@ class RegardTransformerEncoder(RegardTransformerPreTrainedModel):
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """Encodes source ids or embeddings (B, S) under a mask (B, S); see `EncoderDecoderModel.forward`."""
-        given = one_of(input_ids, inputs_embeds)
+        given = require_exactly_one(input_ids, inputs_embeds)
         length = given.shape[1]
         check_length(length, self.config.max_position_embeddings)
         check_ids("input_ids", input_ids, self.embeddings.tokens.num_embeddings, "vocab_size")
@@ -133,7 +125,7 @@ class RegardTransformerDecoder(RegardTransformerPreTrainedModel):
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Decodes target ids (B, T) on encoder states (B, S, E); see `EncoderDecoderModel.forward`."""
         config = self.config
-        given = one_of(input_ids, inputs_embeds, "decoder_")
+        given = require_exactly_one(input_ids, inputs_embeds, "decoder_")
         length = given.shape[1]
         check_ids("decoder_input_ids", input_ids, self.embeddings.tokens.num_embeddings, "vocab_size")
         if inputs_embeds is None:

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .modeling.bert import RegardBertModel, RegardBertPreTrainedModel
 from .modeling.cpu.linear import fast_inference
-from .modeling.packing import Bounds, bounds_of
+from .modeling.packing import SequenceBounds, sequence_bounds
 
 POOLINGS = ("mean", "first", "pooler")
 
@@ -95,9 +95,9 @@ def _batches(rows: list[list[int]], order: list[int], batch_tokens: int) -> Iter
 
 def _encode_batch(encoder: RegardBertModel, rows: list[list[int]], pooling: str) -> Tensor:
     lengths = torch.tensor([len(row) for row in rows])
-    bounds = bounds_of(lengths)
+    bounds = sequence_bounds(lengths)
     ends = bounds.cu_seq_lens_q.to(encoder.device)
-    bounds = Bounds(ends, ends, *bounds[2:])
+    bounds = SequenceBounds(ends, ends, *bounds[2:])
     input_ids = torch.tensor([token for row in rows for token in row], device=encoder.device).unsqueeze(0)
     # One segment, said so: two separators without it would be warned of.
     outputs = encoder(input_ids, token_type_ids=torch.zeros_like(input_ids), return_dict=True, **bounds._asdict())

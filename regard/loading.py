@@ -9,8 +9,7 @@ from typing import Any
 
 from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, AutoTokenizer, TrOCRProcessor
 
-from .modeling.loading.load import POOLER, load_model, load_part
-from .training.run.folder import model_path, naming_the_model
+from .modeling.loading.load import POOLER, load_model, load_part, model_path, naming_the_model
 
 PICTURES = (".png", ".svg", ".pdf")
 

@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ...configuration.seeds import require_seed
-from ..maps.eager_mode import weights_shown
+from ..maps.eager_mode import eager_attention
 from ..maps.maps import AttentionMap
 from ..maps.tokens import Token
 from .erasure import (
@@ -189,7 +189,7 @@ def faithfulness(
     if max_tokens < 3:
         raise ValueError(f"`max_tokens` ({max_tokens}) must be at least 3")
     found: list[ExampleFaithfulness] = []
-    with weights_shown(model), _whole_gradients(model):
+    with eager_attention(model), _whole_gradients(model):
         for number, example in enumerate(examples if progress is None else progress(examples)):
             prediction = studied(
                 model, processor, example, f"example {number}", np.random.default_rng([seed, number, 0]), max_tokens

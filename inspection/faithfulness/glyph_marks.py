@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...configuration.seeds import require_seed
 from ...modeling.captioner import spatial_maps
-from ..maps.eager_mode import weights_shown
+from ..maps.eager_mode import eager_attention
 from ..maps.figure import FONT_SIZE, HEAT
 from ..maps.maps import check_number
 
@@ -193,7 +193,7 @@ def measure_marks(
     maps: dict[str, list[np.ndarray]] = {name: [] for name in examples[0].spans}
     probability: dict[str, list[float]] = {name: [] for name in ("is", "mark", "letter")}
     right: list[bool] = []
-    with weights_shown(model):
+    with eager_attention(model):
         for start in range(0, len(examples), _BATCH):
             batch = examples[start : start + _BATCH]
             words = [_find_words(processor.tokenizer, example) for example in batch]

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ...modeling.base import shift_right
+from ...modeling.losses import shift_right
 from ...tokenization.processor import ImageSource
 from ..maps.text_weights import decoder_start, most_tokens, written_labels
 from ..maps.tokens import encoded_tokens, printable

@@ -59,7 +59,7 @@ class Weights:
 
 @torch.no_grad()
 def weights_behind(prediction: Prediction) -> Weights:
-    """Finds the weights of the attention that a prediction is asked about; see `weights_shown`.
+    """Finds the weights of the attention that a prediction is asked about; see `eager_attention`.
 
     Raises:
         ValueError: if the model gives none, or such as are no numbers, are over something else than the inputs, or

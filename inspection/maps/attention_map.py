@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ...modeling.base import shift_right
+from ...modeling.losses import shift_right
 from ...tokenization.processor import ImageSource
-from .eager_mode import weights_shown
-from .image_weights import look_at_image, look_at_patches
+from .eager_mode import eager_attention
+from .image_weights import image_weights, patch_weights
 from .maps import AttentionMap
 from .text_weights import (
     Look,
@@ -73,11 +73,11 @@ def attention_map(
     _check_text("text_pair", text_pair, not (captions or sees), f"a {name} looks at an `image`")
     _check_text("target", target, captions or model.config.is_encoder_decoder, f"a {name} has no decoder beside it")
     shown, grid = None, None
-    with weights_shown(model):
+    with eager_attention(model):
         if captions:
-            looks, shown, grid = look_at_image(model, processor, image, target)
+            looks, shown, grid = image_weights(model, processor, image, target)
         elif sees:
-            looks, shown, grid = look_at_patches(model, processor, image)
+            looks, shown, grid = patch_weights(model, processor, image)
         elif image is not None:
             raise ValueError(f"a {name} can't be shown an `image`: give one that sees, or a `text`")
         elif model.main_input_name != "input_ids":

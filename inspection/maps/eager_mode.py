@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 
@@ -18,7 +19,7 @@ def _configurations(config: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def weights_shown(model: PreTrainedModel) -> Iterator[None]:
+def eager_attention(model: PreTrainedModel) -> Iterator[None]:
     """Within it a model is in evaluation mode and on the eager kernel, since the others return no attention weights.
 
     Afterwards, also after an error, each of its modules is in its mode and on its kernel again.
@@ -43,4 +44,16 @@ def weights_shown(model: PreTrainedModel) -> Iterator[None]:
         for config, kernel in kernels:
             config._attn_implementation = kernel
         for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Sets a model to evaluation, and each of its modules back to what it was."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
             module.training = mode

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import BaseImageProcessor
 
-from ...modeling.base import shift_right
+from ...modeling.losses import shift_right
 from ...tokenization.processor import ImageSource, read_rgb
 from .text_weights import (
     Look,
@@ -28,7 +28,7 @@ from .tokens import Token, encoded_tokens, special_token
 Sight = tuple[dict[str, Look], Image.Image, tuple[int, int]]
 
 
-def look_at_image(model: Any, processor: Any, image: ImageSource | None, target: str | None) -> Sight:
+def image_weights(model: Any, processor: Any, image: ImageSource | None, target: str | None) -> Sight:
     """What a captioner looks at while it writes, the image as it was seen, and the grid over it.
 
     Raises:
@@ -75,7 +75,7 @@ def look_at_image(model: Any, processor: Any, image: ImageSource | None, target:
     return looks, _as_seen(processor.image_processor, seen, pixel_values[0]), grid
 
 
-def look_at_patches(model: Any, processor: Any, image: ImageSource | None) -> Sight:
+def patch_weights(model: Any, processor: Any, image: ImageSource | None) -> Sight:
     """Where each patch, and [CLS], looks; the image as it was seen, and the grid over it.
 
     Raises:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from ..maps.eager_mode import evaluating
 from ..maps.tokens import word_spans
-from ..steps.trace import evaluating
 
 # What a model reads at once.
 BATCH_TOKENS = 4096

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from ...configuration.seeds import require_seed
 from ...modeling.positions import LearnedPositions, SinusoidalPositions
-from .trace import evaluating
+from ..maps.eager_mode import evaluating
 
 _POSITIONS = (LearnedPositions, SinusoidalPositions)
 

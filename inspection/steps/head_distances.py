@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .trace import evaluating
+from ..maps.eager_mode import evaluating
 
 # More than any picture shows.
 MOST_OFFSET = 10_000

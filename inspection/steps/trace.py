@@ -6,7 +6,7 @@ Dimension letters: see `LETTERS`; a step names its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from ...modeling.attention import (
 )
 from ...modeling.captioner import RegardCaptionerForConditionalGeneration
 from ...modeling.recurrent import RecurrentDecoderStep
+from ..maps.eager_mode import evaluating
 
 LETTERS = {
     "B": "batch",
@@ -246,18 +247,6 @@ def _hooks_of_alignment(alignment: Alignment, recorder: _Recorder) -> Iterator[A
             lambda module, given, output: recorder.note("projected query", output)
         )
         yield alignment.score.register_forward_pre_hook(lambda module, given: recorder.note("matched", given[0]))
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Sets a model to evaluation, and each of its modules back to what it was."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _attending(model: PreTrainedModel, layer: int) -> dict[nn.Module, str]:

@@ -35,7 +35,7 @@ def fast_inference() -> Iterator[None]:
         _in_inference.reset(token)
 
 
-def is_plain_on_cpu(*tensors: Tensor) -> bool:
+def can_use_cpu_kernels(*tensors: Tensor) -> bool:
     """Whether these are ordinary tensors on a CPU, and nothing is recording what is done to them."""
     return (
         not torch.compiler.is_compiling()
@@ -74,7 +74,7 @@ class _OneDNNLinear(torch.autograd.Function):
 def _suits_onednn(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     tensors = (input, weight) if bias is None else (input, weight, bias)
     return (
-        is_plain_on_cpu(*tensors)
+        can_use_cpu_kernels(*tensors)
         and all(tensor.dtype == torch.float32 and tensor.numel() > 0 for tensor in tensors)
         # PyTorch refuses what doesn't fit together, and says why.
         and input.shape[-1:] == weight.shape[1:]
@@ -109,7 +109,7 @@ class Linear(nn.Linear):
         return super().forward(input)
 
 
-def is_bare(layer: nn.Module) -> TypeGuard[nn.Linear]:
+def is_unhooked(layer: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a linear layer is no more than its weight and bias: no adapter, and no hook that a call would run."""
     hooks = (layer._forward_pre_hooks, layer._forward_hooks, layer._backward_pre_hooks, layer._backward_hooks)
     return type(layer) in (Linear, nn.Linear) and not any(hooks)
@@ -146,7 +146,7 @@ def activated_linear(activation: nn.Module, input: Tensor, layer: nn.Module) -> 
     Not if the activation has parameters (PReLU, say), which need gradients too.
     """
     if (
-        is_bare(layer)
+        is_unhooked(layer)
         and layer.training
         and _suits_onednn(input, layer.weight, layer.bias)
         and next(activation.parameters(), None) is None
@@ -176,7 +176,7 @@ def dropout(input: Tensor, p: float, training: bool) -> Tensor:
     On a CPU `p` is rounded to a multiple of 2**-16.
     """
     kept_steps = round((1 - p) * _STEPS)
-    if training and 0 < kept_steps < _STEPS and is_plain_on_cpu(input):
+    if training and 0 < kept_steps < _STEPS and can_use_cpu_kernels(input):
         return _BytewiseDropout.apply(input, kept_steps)
     return nn.functional.dropout(input, p, training)
 

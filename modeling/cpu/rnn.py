@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .linear import is_plain_on_cpu, linear
+from .linear import can_use_cpu_kernels, linear
 
 Product = Callable[[Tensor], Tensor]
 
@@ -28,7 +28,7 @@ def shares_products(module: nn.Module, *tensors: Tensor) -> bool:
     return (
         module.training
         and torch.is_grad_enabled()
-        and is_plain_on_cpu(*tensors, *module.parameters())
+        and can_use_cpu_kernels(*tensors, *module.parameters())
         and not torch.is_autocast_enabled("cpu")
     )
 

@@ -16,6 +16,8 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 
+from .folder import check_model_folder
+
 # A pooler is no part of a model that predicts tokens, and what is read from the others needs none.
 POOLER = re.compile(r"(^|\.)pooler\.")
 # A character that no text has.
@@ -160,3 +162,56 @@ def _check_generation(config: Any, label: str) -> None:
         for number in numbers:
             if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 0):
                 raise ValueError(f"{label} has a generation configuration with `{name}` {value!r}, no whole number")
+
+
+MODEL = "model"
+
+
+def model_path(model: str | Path) -> str:
+    """The model of a run, if `model` is the folder of one; else `model` itself, a folder or a Hub id.
+
+    Raises:
+        ValueError: if it is a folder that holds no model, such as a run that has not ended, or one that can't be read
+            or is not to be trusted; see `check_model_folder`.
+    """
+    folder = Path(model)
+    if (folder / MODEL / "config.json").is_file():
+        folder = folder / MODEL
+    elif not folder.is_dir():
+        if folder.exists():
+            raise ValueError(f"`model` ({model}) must be a folder, or an id on the Hub: it is a file")
+        return str(model)
+    elif not (folder / "config.json").is_file():
+        raise ValueError(f"`model` ({model}) holds no model: the run may not have ended (`--resume` goes on with it)")
+    check_model_folder(folder, f"`model` ({model})")
+    return str(folder)
+
+
+def require_text(text: str, argument: str) -> None:
+    """Refuses what no tokenizer takes for a text.
+
+    Raises:
+        ValueError: if it holds half a surrogate pair, as an argument that is not UTF-8 does.
+    """
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError(f"`{argument}` ({text!r}) is no text: it holds bytes that are not UTF-8")
+
+
+@contextmanager
+def naming_the_model(argument: str, model: str | Path, path: str) -> Iterator[None]:
+    """Says in one line that there is no such model, where transformers says what it tried.
+
+    Args:
+        argument: what named the model.
+        model: as the user named it.
+        path: that it is loaded from.
+
+    Raises:
+        ValueError: for an OSError of what is neither a folder here nor a model of the Hub.
+    """
+    try:
+        yield
+    except OSError as error:
+        if Path(path).exists():
+            raise
+        raise ValueError(f"`{argument}` ({model}) is no folder here, and the Hub did not give it: {error}") from None

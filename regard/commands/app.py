@@ -25,13 +25,15 @@ from transformers.utils import logging as transformers_logging
 
 from .. import __version__
 from ..loading import require_file_name
+from ..modeling.loading.load import model_path, naming_the_model
 from ..sharing.export import export_model
 from ..training.families.evaluate import evaluate_model
 from ..training.families.registry import TRAINABLE
-from ..training.finetuning.finetune import TASKS, FinetuneSettings
-from ..training.finetuning.task import is_of_some_tasks
-from ..training.run.folder import model_path, naming_the_model
-from ..training.run.settings import DURATIONS, YAML_ERRORS, field_types, read_yaml, require_small
+from ..training.finetuning.finetune import TASKS
+from ..training.finetuning.settings import FinetuneSettings
+from ..training.finetuning.task import belongs_to_some_tasks
+from ..training.run.settings import DURATIONS, field_types
+from ..training.run.settings_file import YAML_ERRORS, read_yaml, require_small
 from .fill import fill_masks
 from .finetune import finetune
 from .generate import generate_text
@@ -283,7 +285,7 @@ for _task, _kind in TASKS.items():
     _names = [
         each.name
         for each in fields(FinetuneSettings)
-        if each.name in _kind.own_settings or not is_of_some_tasks(each.name)
+        if each.name in _kind.own_settings or not belongs_to_some_tasks(each.name)
     ]
     finetune_app.command(_task, help=FINETUNE_HELP[_task])(
         settings_command(FinetuneSettings, partial(finetune, _task), f"runs/{_task}", _names)

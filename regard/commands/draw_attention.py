@@ -17,7 +17,7 @@ from transformers import (
 from ..inspection.maps.attention_map import attention_map
 from ..inspection.maps.maps import AttentionMap
 from ..loading import load_network, require_ending
-from ..training.run.folder import require_text
+from ..modeling.loading.load import require_text
 
 FORMATS = (".html", ".png", ".svg")
 

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForMaskedLM
 
 from ..loading import load_network
-from ..training.run.folder import require_text
+from ..modeling.loading.load import require_text
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..modeling.loading.load import MODEL
 from ..training.finetuning.finetune import finetune as finetune_model
-from ..training.run.folder import MODEL
 from .train import describe
 
 

@@ -17,8 +17,8 @@ from transformers import (
 
 from ..configuration.seeds import require_seed
 from ..loading import load_network
+from ..modeling.loading.load import require_text
 from ..training.generation.generate import require_beams
-from ..training.run.folder import require_text
 
 # Scores that are divided by much less are more than a float holds.
 LEAST_TEMPERATURE = 1e-6

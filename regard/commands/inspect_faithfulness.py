@@ -27,7 +27,8 @@ from ..inspection.faithfulness.prediction import Example, special_ids
 from ..loading import load_network, require_ending
 from ..training.families.registry import TRAINABLE
 from ..training.run.folder import SETTINGS_FILE
-from ..training.run.settings import make_settings, read_yaml, require_source
+from ..training.run.settings import make_settings, require_source
+from ..training.run.settings_file import read_yaml
 
 # Of texts that are drawn, shorter ones are passed over.
 LEAST_TOKENS = 8

@@ -12,9 +12,9 @@ from ..inspection.senses.clusters import load_extra
 from ..inspection.senses.figure import draw_senses, example_line, title_of
 from ..inspection.senses.senses import WordSenses, word_senses
 from ..loading import require_ending
+from ..modeling.loading.load import require_text
 from ..training.examples.sentences import split_sentences
 from ..training.reading.documents import load_documents
-from ..training.run.folder import require_text
 from .draw_attention import load_attentive
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)

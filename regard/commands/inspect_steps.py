@@ -17,11 +17,11 @@ from ..inspection.steps.head_distances import HeadDistances, head_distances, plo
 from ..inspection.steps.trace import format_trace, trace_shapes
 from ..inspection.steps.worked_example import parse_matrix, parse_vector, worked_calculation
 from ..loading import load_network, require_ending
-from ..modeling.base import shift_right
 from ..modeling.bert import RegardBertModel
+from ..modeling.loading.load import require_text
+from ..modeling.losses import shift_right
 from ..registration import FAMILIES
 from ..training.reading.documents import load_documents
-from ..training.run.folder import require_text
 from .generate import GENERATORS
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)

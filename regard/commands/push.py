@@ -9,9 +9,8 @@ import transformers
 from huggingface_hub import ModelCardData
 from transformers import AutoConfig, PreTrainedConfig
 
-from ..modeling.loading.load import load_part
+from ..modeling.loading.load import load_part, model_path
 from ..sharing.hub import check_folder, push_folder
-from ..training.run.folder import model_path
 
 # The Auto classes that a card tells of, and the Hub's names of their tasks. It has none for texts made of texts.
 _TASKS = {

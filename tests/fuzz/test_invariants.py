@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.modeling.packing import bounds_of, choose, count_predicted, pack, position_ids_of
+from regard.modeling.packing import choose, count_predicted, pack, position_ids_of, sequence_bounds
 from regard.training.examples.masking import IGNORED, Masking
 from regard.training.examples.sentence_pairs import SentenceIndex, plan_pairs, plan_segments, truncated
 from regard.training.examples.sentences import split_sentences
@@ -147,7 +147,7 @@ def test_packing(mask, data):
 
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=9))
 def test_bounds(lengths):
-    bounds = bounds_of(torch.tensor(lengths))
+    bounds = sequence_bounds(torch.tensor(lengths))
     assert bounds.cu_seq_lens_q.tolist() == [0, *np.cumsum(lengths).tolist()]
     assert bounds.max_length_k == max(lengths)
 

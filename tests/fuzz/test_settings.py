@@ -11,16 +11,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from regard.training.families.registry import TRAINABLE
-from regard.training.finetuning.finetune import FinetuneSettings
+from regard.training.finetuning.settings import FinetuneSettings
 from regard.training.run.folder import open_run, save_settings
-from regard.training.run.settings import make_settings, read_yaml, to_dict
+from regard.training.run.settings import make_settings, to_dict
+from regard.training.run.settings_file import read_yaml
 from tests.fuzz.attempts import attempt, attempt_in_a_line
 
 SETTINGS = {name: family.settings_class for name, family in TRAINABLE.items()} | {"finetune": FinetuneSettings}
 every_class = pytest.mark.parametrize("settings_class", SETTINGS.values(), ids=SETTINGS)
 
 words = st.sampled_from("tiny linear cosine no bf16 none 0.1 1e-4 nan inf -1 additive gru pieces".split())
-scalars = st.one_of(
+scalars = st.require_exactly_one(
     st.none(),
     st.booleans(),
     st.integers(-2, 9),
@@ -75,7 +76,7 @@ def test_what_is_taken_is_the_same_once_it_was_written(settings_class, data, tmp
 
 
 @given(
-    content=st.one_of(
+    content=st.require_exactly_one(
         values.map(lambda value: yaml.safe_dump(value, allow_unicode=True).encode()),
         st.lists(lines | st.text(max_size=6), max_size=4).map(
             lambda parts: "\n".join(parts).encode("utf-8", "replace")

@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from regard.modeling.base import shift_right
+from regard.modeling.losses import shift_right
 from regard.registration import FAMILIES
 
 LENGTHS = (11, 7, 4)

@@ -12,14 +12,14 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from regard.modeling import packing
 from regard.modeling.attention import MultiHeadAttention, eager_attention_forward
 from regard.modeling.packing import (
-    Bounds,
+    SequenceBounds,
     attend_packed,
-    bounds_of,
     check_packed,
     choose,
     count_predicted,
     pack,
     position_ids_of,
+    sequence_bounds,
     take_bounds,
 )
 
@@ -41,11 +41,11 @@ def spans_of(lengths: tuple[int, ...]) -> list[range]:
     return [range(*span) for span in itertools.pairwise(ends)]
 
 
-def bounds_for(lengths: tuple[int, ...]) -> Bounds:
-    return bounds_of(torch.tensor(lengths))
+def bounds_for(lengths: tuple[int, ...]) -> SequenceBounds:
+    return sequence_bounds(torch.tensor(lengths))
 
 
-# Bounds, positions, counts
+# SequenceBounds, positions, counts
 
 
 @each_length

@@ -12,7 +12,8 @@ from transformers import BertConfig
 
 from regard.configuration.bert import RegardBertConfig
 from regard.sharing.cards import TASK_CARDS, model_card, write_card
-from regard.training.finetuning.finetune import TASKS, FinetuneSettings
+from regard.training.finetuning.finetune import TASKS
+from regard.training.finetuning.settings import FinetuneSettings
 from regard.training.run.settings import to_dict
 
 OURS = RegardBertConfig(vocab_size=37, hidden_size=12, num_attention_heads=3, max_position_embeddings=99)

@@ -8,7 +8,7 @@ from PIL import Image as PillowImage
 
 from regard.tokenization.processor import make_captioner_processor
 from regard.tokenization.words import train_words
-from regard.training.families.captioner import CaptionExamples
+from regard.training.examples.captions import CaptionExamples
 
 MODES = ("L", "RGBA", "P", "I;16", "RGB", "LA", "1")
 SIZED = {

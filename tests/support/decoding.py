@@ -9,7 +9,7 @@ from torch import nn
 from regard.modeling.decoder import RegardDecoderForCausalLM
 from regard.training.examples.text_chunks import BlockExamples
 from regard.training.examples.tokenized import tokenize_texts
-from regard.training.families.decoder import DecoderSettings, DecoderTask
+from regard.training.families.decoder import DecoderObjective, DecoderSettings
 
 TINY_MODEL = {
     "hidden_size": 32,
@@ -38,7 +38,7 @@ def make_model(tokenizer, **fields) -> RegardDecoderForCausalLM:
 
 
 @torch.no_grad()
-def figures(task: DecoderTask, model: nn.Module, batch_size: int = 4) -> tuple[dict, dict]:
+def figures(task: DecoderObjective, model: nn.Module, batch_size: int = 4) -> tuple[dict, dict]:
     """The sums and the metrics of the held-out blocks, in batches of some size."""
     examples = task.held_out()
     sums: collections.Counter = collections.Counter()

@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from ...modeling.packing import bounds_of
+from ...modeling.packing import sequence_bounds
 from .masking import IGNORED, Masking
 from .sentence_pairs import SentenceIndex, plan_pairs, plan_segments, truncated
 from .tokenized import FlatColumn
@@ -168,7 +168,7 @@ class BertCollator:
             name: torch.from_numpy(np.concatenate(column)).unsqueeze(0) for name, column in columns.items()
         }
         batch["predicted_positions"] = (batch["labels"][0] != IGNORED).nonzero().squeeze(1)
-        batch |= bounds_of(torch.tensor([len(example["input_ids"]) for example in examples]))._asdict()
+        batch |= sequence_bounds(torch.tensor([len(example["input_ids"]) for example in examples]))._asdict()
         if self.next_sentence:
             batch["next_sentence_label"] = torch.tensor([example["next_sentence_label"] for example in examples])
         return batch

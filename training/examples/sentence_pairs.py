@@ -181,7 +181,7 @@ def _segments(index: SentenceIndex, max_tokens: int, rng: random.Random, short_s
 
 
 def _numbers(index: SentenceIndex) -> tuple[Sequence[int], Sequence[int]]:
-    """Bounds and documents as they give Python's own numbers, in which planning is quicker."""
+    """SequenceBounds and documents as they give Python's own numbers, in which planning is quicker."""
     return index.bounds.data, index.documents.data
 
 

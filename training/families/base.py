@@ -16,18 +16,17 @@ from accelerate.utils import broadcast_object_list, set_seed
 from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
-from ...modeling.loading.load import load_part
+from ...modeling.loading.load import MODEL, load_part
 from ...tokenization.generative import save_tokenizer
-from ..loop.distributed import gather, in_turn, let_go
+from ..loop.distributed import drain, gather, rank_ordered
 from ..loop.loop import CHECKPOINTS, Loop, Outcome, make_accelerator, steps_per_epoch
-from ..loop.objective import Task
+from ..loop.objective import Objective
 from ..loop.schedule import Budget
 from ..reading.bad_records import skipped_records
 from ..run.checkpoints import latest_step
 from ..run.files import PARTIAL, delete_leftovers, rename_in
 from ..run.fingerprint import changes, describe_origin, load_origin, package_versions, save_origin, version_changes
 from ..run.folder import (
-    MODEL,
     RESULTS_FILE,
     TOKENIZER,
     load_results,
@@ -49,7 +48,7 @@ Settings = TypeVar("Settings", bound=TrainingSettings)
 SHOWN = 5
 
 
-class Family(ABC, Generic[Settings]):
+class Recipe(ABC, Generic[Settings]):
     """What the training of one family differs in from another's.
 
     Attributes:
@@ -102,9 +101,9 @@ class Family(ABC, Generic[Settings]):
         return processor
 
     @abstractmethod
-    def make_task(
+    def make_objective(
         self, settings: Settings, processor: Any, rows: Dataset, held_out: Dataset
-    ) -> tuple[Task, dict[str, Any]]:
+    ) -> tuple[Objective, dict[str, Any]]:
         """What `Loop` trains on, and what is to be told of the data."""
 
     @abstractmethod
@@ -118,7 +117,7 @@ class Family(ABC, Generic[Settings]):
 
 
 def train(
-    family: Family[Settings],
+    family: Recipe[Settings],
     output: str | Path,
     settings: dict[str, Any] | None = None,
     *,
@@ -158,7 +157,7 @@ def train(
     with torch.device("meta"):
         family.make_model(chosen)
     accelerator = make_accelerator(chosen, folder)
-    with in_turn(accelerator):
+    with rank_ordered(accelerator):
         if not (accelerator.is_main_process or (folder / TOKENIZER).exists()):
             raise ValueError(
                 f"`output` ({folder}) must be on a disk that all machines share: {gethostname()} lacks it"
@@ -180,7 +179,7 @@ def train(
         accepted = (load_origin(folder) or {}).get("accepted")
         if accepted:
             results["accepted_changes"] = accepted
-        with in_turn(accelerator):
+        with rank_ordered(accelerator):
             if accelerator.is_main_process:
                 add_tried(results, family.try_out(chosen, model, processor, held_out))
                 if "generated" in results:
@@ -190,26 +189,26 @@ def train(
         return results
     finally:
         if accelerator.num_processes > 1:
-            let_go()
+            drain()
         # Closes the trackers, and with them the process group.
         accelerator.end_training()
 
 
 def add_tried(results: dict[str, Any], tried: dict[str, Any]) -> None:
-    """Adds to results what `Family.try_out` gave."""
+    """Adds to results what `Recipe.try_out` gave."""
     metrics = results["metrics"] | tried.pop("metrics", {})
     results |= tried
     results["metrics"] = metrics
 
 
 def _prepare(
-    family: Family[Settings],
+    family: Recipe[Settings],
     folder: Path,
     settings: Settings,
     rows: Dataset,
     held_out: Dataset,
     accept_changes: bool,
-) -> tuple[Task, Any, dict[str, Any]]:
+) -> tuple[Objective, Any, dict[str, Any]]:
     """Makes the task. In a new run, writes settings and processor once everything is known to do.
 
     Raises:
@@ -217,7 +216,7 @@ def _prepare(
     """
     begun = (folder / TOKENIZER).exists()
     processor = family.load_processor(folder / TOKENIZER) if begun else family.make_processor(settings, rows)
-    task, data = family.make_task(settings, processor, rows, held_out)
+    task, data = family.make_objective(settings, processor, rows, held_out)
     if settings.bad_records == "skip":
         data["skipped_records"] = skipped_records(rows, held_out)
     steps_per_epoch(task.epoch(0), settings.batch_size)
@@ -239,7 +238,7 @@ def _prepare(
 
 
 def _require_the_same(
-    family: Family[Settings], folder: Path, settings: Settings, origin: dict[str, Any], accept_changes: bool
+    family: Recipe[Settings], folder: Path, settings: Settings, origin: dict[str, Any], accept_changes: bool
 ) -> None:
     """Checks that a run goes on with what it began with; what is accepted instead is recorded."""
     begun = load_origin(folder)

@@ -23,7 +23,7 @@ from ..examples.sentences import split_sentences
 from ..examples.tokenized import FlatColumn, count_tokens, log_frequencies, tokenize_documents
 from ..reading.text import CorpusSettings, load_split
 from ..run.settings import option
-from .base import Family
+from .base import Recipe
 from .sizes import SizedSettings
 from .tokenizers import load_tokenizer
 
@@ -69,7 +69,7 @@ class BertSettings(CorpusSettings, SizedSettings):
         return config
 
 
-class BertTask:
+class BertObjective:
     """Masked language modeling, with or without next sentence prediction, for `Loop`.
 
     Args:
@@ -90,7 +90,7 @@ class BertTask:
         self._unigram = log_frequencies(ordinary)
 
     def epoch(self, number: int) -> Epoch:
-        """See `loop.Task`. The last one is kept: the first is asked for more than once, and takes time."""
+        """See `loop.Objective`. The last one is kept: the first is asked for more than once, and takes time."""
         if self._epoch is None or self._epoch.number != number:
             self._epoch = self._train.epoch(number)
         return self._epoch
@@ -100,24 +100,24 @@ class BertTask:
         return self._held_out.epoch(0)
 
     def held_out(self) -> Epoch:
-        """See `loop.Task`. Planned once, since it is the same at every evaluation."""
+        """See `loop.Objective`. Planned once, since it is the same at every evaluation."""
         return self._held_out_epoch
 
     def tokens(self, batch: dict[str, Tensor]) -> int:
-        """See `loop.Task`."""
+        """See `loop.Objective`."""
         return batch["input_ids"].numel()
 
     def counts(self, batch: dict[str, Tensor]) -> dict[str, int]:
-        """See `loop.Task`."""
+        """See `loop.Objective`."""
         counts = {"num_items_in_batch": len(batch["predicted_positions"])}
         return counts | ({"num_sequences_in_batch": len(batch["next_sentence_label"])} if self.next_sentence else {})
 
     def forward(self, model: nn.Module, batch: dict[str, Tensor], **counts: Tensor) -> Any:
-        """See `loop.Task`."""
+        """See `loop.Objective`."""
         return model(**batch, **counts)
 
     def sums(self, output: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """See `loop.Task`."""
+        """See `loop.Objective`."""
         labels = batch["labels"][0].index_select(0, batch["predicted_positions"])
         logits = output.prediction_logits if self.next_sentence else output.logits
         losses = nn.functional.cross_entropy(logits.float(), labels, reduction="sum")
@@ -138,7 +138,7 @@ class BertTask:
         return sums
 
     def metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """See `loop.Task`.
+        """See `loop.Objective`.
 
         The baselines are the training corpus's most frequent token, its unigrams, and the larger kind of pairs.
         """
@@ -174,7 +174,7 @@ def make_tokenizer(settings: BertSettings, documents: Dataset) -> PreTrainedToke
             strip_accents=settings.strip_accents,
             model_max_length=limit,
         )
-    return load_tokenizer(settings.tokenizer, limit, BertFamily.special_tokens)
+    return load_tokenizer(settings.tokenizer, limit, BertRecipe.special_tokens)
 
 
 @torch.inference_mode()
@@ -219,7 +219,7 @@ def fill_examples(
     return examples
 
 
-class BertFamily(Family[BertSettings]):
+class BertRecipe(Recipe[BertSettings]):
     """Pretraining BERT."""
 
     name: ClassVar[str] = "bert"
@@ -231,29 +231,29 @@ class BertFamily(Family[BertSettings]):
         return RegardBertForPreTraining if settings.next_sentence else RegardBertForMaskedLM
 
     def make_model(self, settings: BertSettings, processor: Any = None) -> PreTrainedModel:
-        """See `Family`."""
+        """See `Recipe`."""
         return self._model_class(settings)(settings.make_config(processor))
 
     def load_model(self, settings: BertSettings, path: str) -> PreTrainedModel:
-        """See `Family`."""
+        """See `Recipe`."""
         return load_model(self._model_class(settings), path, f"`model` ({path})")
 
     def settings_of(self, config: PreTrainedConfig) -> dict[str, Any]:
-        """See `Family`."""
+        """See `Recipe`."""
         return {"next_sentence": any(name.endswith("ForPreTraining") for name in config.architectures or ())}
 
     def load_data(self, settings: BertSettings) -> tuple[Dataset, Dataset]:
-        """See `Family`."""
+        """See `Recipe`."""
         return load_split(settings)
 
     def make_processor(self, settings: BertSettings, rows: Dataset) -> PreTrainedTokenizerFast:
-        """See `Family`."""
+        """See `Recipe`."""
         return make_tokenizer(settings, rows)
 
-    def make_task(
+    def make_objective(
         self, settings: BertSettings, processor: Any, rows: Dataset, held_out: Dataset
-    ) -> tuple[BertTask, dict[str, Any]]:
-        """See `Family`."""
+    ) -> tuple[BertObjective, dict[str, Any]]:
+        """See `Recipe`."""
         masking = Masking.from_tokenizer(processor, rate=settings.mask_rate, whole_words=settings.whole_words)
 
         def examples(part: Dataset) -> BertExamples:
@@ -269,7 +269,7 @@ class BertFamily(Family[BertSettings]):
 
         train, held_out_examples = examples(rows), examples(held_out)
         counts = count_tokens(FlatColumn(train.corpus, "ids"), len(masking.special))
-        task = BertTask(train, held_out_examples, counts)
+        task = BertObjective(train, held_out_examples, counts)
         first_epoch = task.epoch(0)
         unknown = counts[processor.unk_token_id] if processor.unk_token else 0
         data = {
@@ -295,8 +295,8 @@ class BertFamily(Family[BertSettings]):
     def try_out(
         self, settings: BertSettings, model: PreTrainedModel, processor: Any, held_out: Dataset
     ) -> dict[str, Any]:
-        """See `Family`."""
+        """See `Recipe`."""
         return {"filled": fill_examples(model, processor, held_out, settings)}
 
 
-BERT = BertFamily()
+BERT = BertRecipe()

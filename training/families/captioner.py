@@ -4,41 +4,35 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from datasets import Dataset, Features, Sequence, Value, concatenate_datasets
-from datasets.fingerprint import Hasher
+from datasets import Dataset, concatenate_datasets
 from torch import Tensor
 from transformers import AutoConfig, AutoProcessor, PreTrainedConfig, PreTrainedModel
 
 from ...configuration.captioner import DECODER_TYPES, RegardCaptionerConfig
 from ...configuration.recurrent import ALIGNMENT_NAMES, RNN_TYPES
 from ...modeling.captioner import RegardCaptionerForConditionalGeneration
-from ...modeling.loading.load import load_model, load_part
+from ...modeling.loading.load import load_model, load_part, naming_the_model
 from ...tokenization.processor import RegardCaptionerProcessor, make_captioner_processor
 from ...tokenization.wordpiece import check_vocabulary
 from ...tokenization.words import train_words
 from ..builtin.glyphs import base_letter, load_glyphs
-from ..examples.masking import IGNORED
-from ..examples.seq2seq import padded
-from ..examples.tokenized import FlatColumn, plain_backend
+from ..examples.captions import CaptionCollator, CaptionExamples
+from ..examples.tokenized import plain_backend
 from ..generation.generate import generate_texts, require_beams
 from ..generation.text_metrics import exact_match, token_f1
 from ..reading.captioned_images import load_captions
 from ..reading.splits import load_rows
-from ..run.folder import naming_the_model
 from ..run.settings import held_out_share, option
-from .base import Family
-from .seq2seq_objective import TargetTask
+from .base import Recipe
+from .seq2seq_objective import Seq2SeqObjective
 from .sizes import SizedSettings
 from .tokenizers import load_tokenizer, special_ids
 
 logger = logging.getLogger("regard.training")
 
-# Part of the cache key: raise it whenever the same captions would give other rows than before.
-FORMAT_VERSION = 1
 
 # A larger one would be some gigabytes of numbers.
 MOST_IMAGE_SIZE = 2**14
@@ -113,112 +107,7 @@ def load_caption_split(settings: CaptionerSettings) -> tuple[Dataset, Dataset]:
     return load_rows(settings, "glyphs", make, read)
 
 
-class Example(TypedDict):
-    """An image and the ids of its caption, the end token last."""
-
-    image: Any
-    labels: np.ndarray
-
-
-class CaptionExamples:
-    """Makes the examples of each epoch from captioned images.
-
-    Args:
-        rows: with an `image` and a `text`.
-        processor: turns captions into ids.
-        max_length: of a caption in tokens, the end token included; longer ones are cut, and counted in a warning.
-        seed: of the run.
-    """
-
-    def __init__(self, rows: Dataset, processor: RegardCaptionerProcessor, max_length: int, seed: int = 0) -> None:
-        self.rows, self.seed = rows, seed
-        self.captions = _tokenize_captions(rows, processor.tokenizer, max_length)
-        self.unknown = np.flatnonzero(self.captions["unknown"])
-        self.ids = FlatColumn(self.captions, "ids")
-
-    def epoch(self, number: int) -> CaptionEpoch:
-        """The examples of an epoch, in its order.
-
-        Raises:
-            ValueError: if a caption holds nothing but unknown words, from which nothing can be learned.
-        """
-        if len(self.unknown):
-            text = self.rows[int(self.unknown[0])]["text"]
-            raise ValueError(
-                f"the caption {text!r} holds no word that the tokenizer knows: leave it out, or choose another "
-                "`tokenizer` or a lower `min_frequency`"
-            )
-        return CaptionEpoch(self, np.random.default_rng([self.seed, number]).permutation(len(self.rows)))
-
-    def in_order(self) -> CaptionEpoch:
-        """All examples in the order of the rows."""
-        return CaptionEpoch(self, np.arange(len(self.rows)))
-
-
-def _tokenize_captions(rows: Dataset, tokenizer: Any, max_length: int) -> Dataset:
-    backend = plain_backend(tokenizer)
-    end, unknown = tokenizer.eos_token_id, tokenizer.unk_token_id
-
-    def tokenize(batch: dict[str, list[str]]) -> dict[str, list[Any]]:
-        captions: dict[str, list[Any]] = {"ids": [], "cut": [], "unknown": []}
-        for encoding in backend.encode_batch(batch["text"], add_special_tokens=False):
-            captions["ids"].append([*encoding.ids[: max_length - 1], end])
-            captions["cut"].append(len(encoding) >= max_length)
-            captions["unknown"].append(all(id_ == unknown for id_ in encoding.ids))
-        return captions
-
-    captions = rows.select_columns(["text"]).map(
-        tokenize,
-        batched=True,
-        remove_columns=["text"],
-        features=Features({"ids": Sequence(Value("int32")), "cut": Value("bool"), "unknown": Value("bool")}),
-        new_fingerprint=Hasher.hash((rows._fingerprint, backend.to_str(), end, unknown, max_length, FORMAT_VERSION)),
-        desc="Tokenising",
-    )
-    if cut := sum(captions["cut"]):
-        logger.warning("%s of %s captions are longer than `max_length` (%d) and cut.", cut, len(rows), max_length)
-    return captions
-
-
-class CaptionEpoch(torch.utils.data.Dataset):
-    """Captioned images in some order."""
-
-    def __init__(self, examples: CaptionExamples, order: np.ndarray) -> None:
-        self._examples, self.order = examples, order
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __getitem__(self, index: int) -> Example:
-        """Reads an example.
-
-        Raises:
-            IndexError: if there is no such example.
-        """
-        if not 0 <= index < len(self):
-            raise IndexError(f"example {index} of {len(self)}")
-        examples, row = self._examples, int(self.order[index])
-        return Example(image=examples.rows[row]["image"], labels=examples.ids.row(row))
-
-
-@dataclass(frozen=True)
-class CaptionCollator:
-    """Brings images to one size and pads captions to the longest.
-
-    Args:
-        processor: makes `pixel_values` of images.
-    """
-
-    processor: RegardCaptionerProcessor
-
-    def __call__(self, examples: list[Example]) -> dict[str, Tensor]:
-        """Makes a batch of `pixel_values` (batch, channels, height, width) and `labels` (batch, target)."""
-        images = self.processor(images=[example["image"] for example in examples], return_tensors="pt")
-        labels = padded([example["labels"] for example in examples], IGNORED)
-        return {"pixel_values": images["pixel_values"], "labels": labels}
-
-
-class CaptionerFamily(Family[CaptionerSettings]):
+class CaptionerRecipe(Recipe[CaptionerSettings]):
     """Training the image captioner."""
 
     name: ClassVar[str] = "captioner"
@@ -228,7 +117,7 @@ class CaptionerFamily(Family[CaptionerSettings]):
     default_steps = 1500
 
     def settings_of(self, config: PreTrainedConfig) -> dict[str, Any]:
-        """See `Family`."""
+        """See `Recipe`."""
         return {"max_length": config.max_position_embeddings}
 
     def make_config(
@@ -261,7 +150,7 @@ class CaptionerFamily(Family[CaptionerSettings]):
         return config
 
     def make_model(self, settings: CaptionerSettings, processor: Any = None) -> PreTrainedModel:
-        """See `Family`."""
+        """See `Recipe`."""
         model = RegardCaptionerForConditionalGeneration(self.make_config(settings, processor))
         model.generation_config.max_new_tokens = settings.max_length
         backbone = model.encoder.backbone
@@ -278,15 +167,15 @@ class CaptionerFamily(Family[CaptionerSettings]):
         return model
 
     def load_model(self, settings: CaptionerSettings, path: str) -> PreTrainedModel:
-        """See `Family`."""
+        """See `Recipe`."""
         return load_model(RegardCaptionerForConditionalGeneration, path, f"`model` ({path})")
 
     def load_data(self, settings: CaptionerSettings) -> tuple[Dataset, Dataset]:
-        """See `Family`."""
+        """See `Recipe`."""
         return load_caption_split(settings)
 
     def make_processor(self, settings: CaptionerSettings, rows: Dataset) -> RegardCaptionerProcessor:
-        """See `Family`."""
+        """See `Recipe`."""
         if settings.tokenizer is not None:
             tokenizer = load_tokenizer(settings.tokenizer, settings.max_length, self.special_tokens)
         else:
@@ -295,20 +184,20 @@ class CaptionerFamily(Family[CaptionerSettings]):
             )
         return make_captioner_processor(tokenizer, settings.image_size)
 
-    def make_task(
+    def make_objective(
         self, settings: CaptionerSettings, processor: Any, rows: Dataset, held_out: Dataset
-    ) -> tuple[TargetTask, dict[str, Any]]:
-        """See `Family`."""
+    ) -> tuple[Seq2SeqObjective, dict[str, Any]]:
+        """See `Recipe`."""
         parts = [CaptionExamples(part, processor, settings.max_length, settings.seed) for part in (rows, held_out)]
         data = {"images": len(rows), "tokens": len(parts[0].ids), "held_out_images": len(held_out)}
         logger.info("%s images, captions of %s tokens; held out: %s images.", *(f"{n:,}" for n in data.values()))
         check_vocabulary(processor.tokenizer, self.make_config(settings, processor).vocab_size)
-        return TargetTask(parts[0], parts[1], CaptionCollator(processor)), data
+        return Seq2SeqObjective(parts[0], parts[1], CaptionCollator(processor)), data
 
     def try_out(
         self, settings: CaptionerSettings, model: PreTrainedModel, processor: Any, held_out: Dataset
     ) -> dict[str, Any]:
-        """See `Family`: captions the held-out images."""
+        """See `Recipe`: captions the held-out images."""
         number, size = len(held_out), settings.batch_size
         if settings.evaluation_batches is not None:
             number = min(number, settings.evaluation_batches * size)
@@ -342,4 +231,4 @@ def _load_backbone_weights(name: str, backbone_class: Any) -> dict[str, Tensor]:
     return load_model(backbone_class, name, f"`backbone` ({name})").state_dict()
 
 
-CAPTIONER = CaptionerFamily()
+CAPTIONER = CaptionerRecipe()

@@ -24,7 +24,7 @@ from ..examples.tokenized import count_tokens, log_frequencies, tokenize_texts
 from ..generation.text_metrics import perplexity
 from ..reading.text import CorpusSettings, load_split
 from ..run.settings import option
-from .base import Family
+from .base import Recipe
 from .sizes import SizedSettings
 from .tokenizers import load_tokenizer
 
@@ -60,7 +60,7 @@ class DecoderSettings(CorpusSettings, SizedSettings):
         return config
 
 
-class DecoderTask:
+class DecoderObjective:
     """Predicting each token from those before it, for `Loop`.
 
     Args:
@@ -80,7 +80,7 @@ class DecoderTask:
         self._unigram = log_frequencies(token_counts)
 
     def epoch(self, number: int) -> BlockEpoch:
-        """See `loop.Task`."""
+        """See `loop.Objective`."""
         return self._train.epoch(number)
 
     @cached_property
@@ -88,23 +88,23 @@ class DecoderTask:
         return self._held_out.in_order()
 
     def held_out(self) -> BlockEpoch:
-        """See `loop.Task`."""
+        """See `loop.Objective`."""
         return self._held_out_blocks
 
     def tokens(self, batch: dict[str, Tensor]) -> int:
-        """See `loop.Task`."""
+        """See `loop.Objective`."""
         return int(batch["attention_mask"].sum())
 
     def counts(self, batch: dict[str, Tensor]) -> dict[str, int]:
-        """See `loop.Task`. The first token of a block is predicted from nothing, so it is not."""
+        """See `loop.Objective`. The first token of a block is predicted from nothing, so it is not."""
         return {"num_items_in_batch": int((batch["labels"][:, 1:] != IGNORED).sum())}
 
     def forward(self, model: nn.Module, batch: dict[str, Tensor], **counts: Tensor) -> Any:
-        """See `loop.Task`."""
+        """See `loop.Objective`."""
         return model(**batch, use_cache=False, **counts)
 
     def sums(self, output: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """See `loop.Task`."""
+        """See `loop.Objective`."""
         labels = batch["labels"][:, 1:]
         counted = labels != IGNORED
         logits, labels = output.logits[:, :-1][counted], labels[counted]
@@ -117,7 +117,7 @@ class DecoderTask:
         }
 
     def metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """See `loop.Task`. The baselines are the training corpus's unigrams, and its most frequent token."""
+        """See `loop.Objective`. The baselines are the training corpus's unigrams, and its most frequent token."""
         predicted = int(sums["predicted"])
         return {
             "loss": sums["loss"] / predicted,
@@ -128,7 +128,7 @@ class DecoderTask:
         }
 
 
-class DecoderFamily(Family[DecoderSettings]):
+class DecoderRecipe(Recipe[DecoderSettings]):
     """Training the decoder-only language model."""
 
     name: ClassVar[str] = "decoder"
@@ -137,40 +137,40 @@ class DecoderFamily(Family[DecoderSettings]):
     default_steps = 1000
 
     def make_model(self, settings: DecoderSettings, processor: Any = None) -> PreTrainedModel:
-        """See `Family`."""
+        """See `Recipe`."""
         return RegardDecoderForCausalLM(settings.make_config(processor))
 
     def load_model(self, settings: DecoderSettings, path: str) -> PreTrainedModel:
-        """See `Family`."""
+        """See `Recipe`."""
         return load_model(RegardDecoderForCausalLM, path, f"`model` ({path})")
 
     def settings_of(self, config: PreTrainedConfig) -> dict[str, Any]:
-        """See `Family`."""
+        """See `Recipe`."""
         return {"max_length": min(DecoderSettings.max_length, config.max_position_embeddings)}
 
     def load_data(self, settings: DecoderSettings) -> tuple[Dataset, Dataset]:
-        """See `Family`."""
+        """See `Recipe`."""
         return load_split(settings)
 
     def make_processor(self, settings: DecoderSettings, rows: Dataset) -> PreTrainedTokenizerFast:
-        """See `Family`."""
+        """See `Recipe`."""
         limit = settings.make_config().max_position_embeddings
         if settings.tokenizer is not None:
             return load_tokenizer(settings.tokenizer, limit, self.special_tokens)
         logger.info("Training a tokenizer of %d tokens.", settings.vocab_size)
         return train_byte_level((row["text"] for row in rows), vocab_size=settings.vocab_size, model_max_length=limit)
 
-    def make_task(
+    def make_objective(
         self, settings: DecoderSettings, processor: Any, rows: Dataset, held_out: Dataset
-    ) -> tuple[DecoderTask, dict[str, Any]]:
-        """See `Family`."""
+    ) -> tuple[DecoderObjective, dict[str, Any]]:
+        """See `Recipe`."""
         vocab_size = settings.make_config(processor).vocab_size
         check_vocabulary(processor, vocab_size)
         parts = [
             BlockExamples(tokenize_texts(part, processor), settings.max_length, settings.seed)
             for part in (rows, held_out)
         ]
-        task = DecoderTask(parts[0], parts[1], processor.pad_token_id, vocab_size)
+        task = DecoderObjective(parts[0], parts[1], processor.pad_token_id, vocab_size)
         data = {
             "documents": len(rows),
             "tokens": len(parts[0].ids),
@@ -186,7 +186,7 @@ class DecoderFamily(Family[DecoderSettings]):
     def try_out(
         self, settings: DecoderSettings, model: PreTrainedModel, processor: Any, held_out: Dataset
     ) -> dict[str, Any]:
-        """See `Family`: goes on from the beginnings of five held-out documents."""
+        """See `Recipe`: goes on from the beginnings of five held-out documents."""
         return {"generated": continue_texts(model, processor, held_out, settings)}
 
 
@@ -226,4 +226,4 @@ def continue_texts(
     return examples
 
 
-DECODER = DecoderFamily()
+DECODER = DecoderRecipe()

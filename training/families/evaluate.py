@@ -7,12 +7,13 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from ...modeling.loading.load import load_part
+from ...modeling.loading.load import load_part, model_path, naming_the_model
 from ..loop.loop import make_accelerator
 from ..loop.objective import evaluate
 from ..reading.bad_records import skipped_records
-from ..run.folder import SETTINGS_FILE, model_path, naming_the_model
-from ..run.settings import make_settings, read_yaml, require_source
+from ..run.folder import SETTINGS_FILE
+from ..run.settings import make_settings, require_source
+from ..run.settings_file import read_yaml
 from .base import add_tried
 from .registry import TRAINABLE
 
@@ -63,7 +64,7 @@ def evaluate_model(
     # Prepared, so that the precision is the run's.
     network = accelerator.prepare_model(family.load_model(chosen, path), evaluation_mode=True)
     rows, held_out = family.load_data(chosen)
-    task, told = family.make_task(chosen, processor, rows, held_out)
+    task, told = family.make_objective(chosen, processor, rows, held_out)
     if chosen.bad_records == "skip":
         told["skipped_records"] = skipped_records(rows, held_out)
     results = {"family": name, "metrics": evaluate(task, network, chosen, accelerator), "data": told}

@@ -25,8 +25,8 @@ from ..generation.generate import exact_match_by, generate_texts, require_beams,
 from ..reading.splits import load_rows
 from ..reading.text_pairs import load_pairs
 from ..run.settings import option
-from .base import Family, Settings
-from .seq2seq_objective import TargetTask
+from .base import Recipe, Settings
+from .seq2seq_objective import Seq2SeqObjective
 from .sizes import SizedSettings
 from .tokenizers import load_tokenizer, special_ids
 
@@ -36,11 +36,11 @@ logger = logging.getLogger("regard.training")
 LENGTH_STEP = 20
 
 
-class PairTask(TargetTask):
+class PairTask(Seq2SeqObjective):
     """Predicting the targets of pairs."""
 
     def forward(self, model: nn.Module, batch: dict[str, Tensor], **counts: Tensor) -> Any:
-        """See `loop.Task`."""
+        """See `loop.Objective`."""
         # Training asks for the loss alone.
         return model(**batch, predicted_only=model.training, **counts)
 
@@ -123,7 +123,7 @@ def make_tokenizer(settings: PairSettings, pairs: Dataset, limit: int) -> PreTra
     return train_characters(texts, model_max_length=limit)
 
 
-class PairFamily(Family[Settings]):
+class PairFamily(Recipe[Settings]):
     """What the two encoder-decoder families share.
 
     Attributes:
@@ -138,28 +138,28 @@ class PairFamily(Family[Settings]):
         """The model's configuration, for the tokenizer if it is there yet."""
 
     def make_model(self, settings: Any, processor: Any = None) -> PreTrainedModel:
-        """See `Family`."""
+        """See `Recipe`."""
         model = self.model_class(self.make_config(settings, processor))
         # transformers' own default would cut targets off after 20 tokens.
         model.generation_config.max_new_tokens = settings.max_length
         return model
 
     def load_model(self, settings: Any, path: str) -> PreTrainedModel:
-        """See `Family`."""
+        """See `Recipe`."""
         return load_model(self.model_class, path, f"`model` ({path})")
 
     def load_data(self, settings: Any) -> tuple[Dataset, Dataset]:
-        """See `Family`."""
+        """See `Recipe`."""
         return load_pair_split(settings)
 
     def make_processor(self, settings: Any, rows: Dataset) -> PreTrainedTokenizerFast:
-        """See `Family`."""
+        """See `Recipe`."""
         return make_tokenizer(settings, rows, settings.max_length)
 
-    def make_task(
+    def make_objective(
         self, settings: Any, processor: Any, rows: Dataset, held_out: Dataset
     ) -> tuple[PairTask, dict[str, Any]]:
-        """See `Family`."""
+        """See `Recipe`."""
         parts = [
             PairExamples(tokenize_pairs(part, processor, settings.max_length), settings.batch_size, settings.seed)
             for part in (rows, held_out)
@@ -174,7 +174,7 @@ class PairFamily(Family[Settings]):
         return PairTask(parts[0], parts[1], PairCollator(processor.pad_token_id)), data
 
     def try_out(self, settings: Any, model: PreTrainedModel, processor: Any, held_out: Dataset) -> dict[str, Any]:
-        """See `Family`: generates the targets of the held-out sources."""
+        """See `Recipe`: generates the targets of the held-out sources."""
         number = len(held_out)
         if settings.evaluation_batches is not None:
             number = min(number, settings.evaluation_batches * settings.batch_size)
@@ -210,7 +210,7 @@ class PairFamily(Family[Settings]):
         }
 
 
-class TransformerFamily(PairFamily[PairSettings]):
+class TransformerRecipe(PairFamily[PairSettings]):
     """Training the encoder-decoder Transformer."""
 
     name: ClassVar[str] = "transformer"
@@ -219,7 +219,7 @@ class TransformerFamily(PairFamily[PairSettings]):
     default_steps = 5000
 
     def settings_of(self, config: PreTrainedConfig) -> dict[str, Any]:
-        """See `Family`."""
+        """See `Recipe`."""
         return {"max_length": config.max_position_embeddings}
 
     def make_config(
@@ -254,7 +254,7 @@ class RecurrentSettings(PairSettings):
         self.require_choice("rnn_type", RNN_TYPES)
 
 
-class RecurrentFamily(PairFamily[RecurrentSettings]):
+class RecurrentRecipe(PairFamily[RecurrentSettings]):
     """Training the recurrent encoder-decoder."""
 
     name: ClassVar[str] = "recurrent"
@@ -278,4 +278,4 @@ class RecurrentFamily(PairFamily[RecurrentSettings]):
         return RegardRecurrentConfig(**{**fields, **settings.config})
 
 
-TRANSFORMER, RECURRENT = TransformerFamily(), RecurrentFamily()
+TRANSFORMER, RECURRENT = TransformerRecipe(), RecurrentRecipe()

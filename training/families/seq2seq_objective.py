@@ -23,7 +23,7 @@ class Epochs(Protocol):
         """All examples in the order of the rows."""
 
 
-class TargetTask:
+class Seq2SeqObjective:
     """Predicting each token of a target from what is encoded and the tokens before it, for `Loop`.
 
     Args:
@@ -38,32 +38,32 @@ class TargetTask:
         self._train, self._held_out, self.collate = train, held_out, collate
 
     def epoch(self, number: int) -> Examples:
-        """See `loop.Task`."""
+        """See `loop.Objective`."""
         return self._train.epoch(number)
 
     def held_out(self) -> Examples:
-        """See `loop.Task`."""
+        """See `loop.Objective`."""
         return self._held_out.in_order()
 
     def tokens(self, batch: dict[str, Tensor]) -> int:
-        """See `loop.Task`: those of the targets, and those of the sources where they are texts."""
+        """See `loop.Objective`: those of the targets, and those of the sources where they are texts."""
         source = batch["attention_mask"].sum() if "attention_mask" in batch else 0
         return int((batch["labels"] != IGNORED).sum() + source)
 
     def counts(self, batch: dict[str, Tensor]) -> dict[str, int]:
-        """See `loop.Task`."""
+        """See `loop.Objective`."""
         return {"num_items_in_batch": int((batch["labels"] != IGNORED).sum())}
 
     def forward(self, model: nn.Module, batch: dict[str, Tensor], **counts: Tensor) -> Any:
-        """See `loop.Task`."""
+        """See `loop.Objective`."""
         return model(**batch, **counts)
 
     def sums(self, output: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """See `loop.Task`."""
+        """See `loop.Objective`."""
         return target_sums(output.logits, batch["labels"])
 
     def metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """See `loop.Task`."""
+        """See `loop.Objective`."""
         return target_metrics(sums)
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from ...modeling.loading.load import load_part
-from ..run.folder import naming_the_model
+from ...modeling.loading.load import load_part, naming_the_model
 
 
 def load_tokenizer(name: str, limit: int, needed: Iterable[str]) -> PreTrainedTokenizerFast:

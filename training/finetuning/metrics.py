@@ -243,7 +243,7 @@ def normalize_answer(text: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
-class Answers(_Metric):
+class AnswerMetrics(_Metric):
     """Exact match and F1 of answers, each the best over a question's right answers, from 0 to 1.
 
     Rajpurkar et al. (2018), https://arxiv.org/abs/1806.03822. A question without an answer has the right answer "".

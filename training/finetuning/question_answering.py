@@ -15,7 +15,7 @@ from transformers import DataCollatorWithPadding, EvalPrediction, PreTrainedToke
 
 from ..reading.tables import Column
 from .labels import Row, is_empty, parse_json, text_of
-from .metrics import Answers
+from .metrics import AnswerMetrics
 from .task import FinetuneTask, measure
 
 # So many spans of all windows share the probability of an answer.
@@ -329,7 +329,7 @@ class QuestionAnswering(FinetuneTask):
 
     def metrics(self, outcome: EvalPrediction) -> dict[str, float]:
         found = [answer.text for answer in self._answer(outcome.predictions)]
-        return measure((Answers,), found, [row["answers"] or [""] for row in self.held_out])
+        return measure((AnswerMetrics,), found, [row["answers"] or [""] for row in self.held_out])
 
     def predictions(self, logits: Any) -> list[dict[str, Any]]:
         return [

@@ -20,7 +20,7 @@ from ..run.settings import held_out_share
 from .labels import Row, Table, draw, sort_names, warn_of_imbalance
 
 if TYPE_CHECKING:
-    from .finetune import FinetuneSettings
+    from .settings import FinetuneSettings
 
 logger = logging.getLogger("regard.training")
 
@@ -33,7 +33,7 @@ SHOWN = 10
 ERRORS = ("loss", "mse")
 
 
-def is_of_some_tasks(setting: str) -> bool:
+def belongs_to_some_tasks(setting: str) -> bool:
     """Whether a setting, by its name, is of those tasks alone that have it among their own."""
     return setting.endswith("_column") or setting in ("stride", "max_answer_length")
 
@@ -69,7 +69,7 @@ class FinetuneTask(ABC):
         columns = self.columns()
         usual = type(self.settings)()
         for name, value in vars(self.settings).items():
-            if is_of_some_tasks(name) and name not in self.own_settings and value != getattr(usual, name):
+            if belongs_to_some_tasks(name) and name not in self.own_settings and value != getattr(usual, name):
                 allowed = ", ".join(sorted(self.own_settings))
                 raise ValueError(f"`{name}` ({value!r}) is no setting of the task {self.name!r}, which has {allowed}")
         arguments: dict[str, str | None] = {}

@@ -87,7 +87,7 @@ def meeting(settings: TrainingSettings) -> Iterator[None]:
             dist.all_reduce(torch.ones(()))
         finally:
             if dist.is_initialized():
-                let_go()
+                drain()
                 dist.destroy_process_group()
         if start > 1:
             _leave_the_agents_store(store, rank)
@@ -106,7 +106,7 @@ def _leave_the_agents_store(store: dist.Store, rank: int) -> None:
     os.environ |= {"MASTER_PORT": store.get("port").decode(), "TORCHELASTIC_USE_AGENT_STORE": "False"}
 
 
-def let_go() -> None:
+def drain() -> None:
     """Lets PyTorch's threads let go of what they have sent, before their group is ended.
 
     For that they need Python's lock. Who ends the group holds it and waits for them: for ever, if they came too late.
@@ -174,7 +174,7 @@ def _differences(cards: dict[int, dict[str, Any]]) -> str:
 
 
 @contextmanager
-def in_turn(accelerator: Accelerator) -> Iterator[None]:
+def rank_ordered(accelerator: Accelerator) -> Iterator[None]:
     """Lets the first process work alone, then the first of each other machine, then the rest.
 
     What the first one leaves on a disk that is shared, the others find there; what is cached on the machine's own, one
@@ -195,7 +195,7 @@ def in_turn(accelerator: Accelerator) -> Iterator[None]:
     with _told("another process has ended, and says why itself"):
         for _ in range(3 - turn):
             dist.monitored_barrier(group, WORK)
-    let_go()
+    drain()
     dist.destroy_process_group(group)
 
 

@@ -32,12 +32,12 @@ from ..run.checkpoints import (
     tidy,
 )
 from ..run.files import write_text
-from ..run.folder import without_nonfinite, writing
+from ..run.folder import json_safe, writing
 from ..run.settings import TrainingSettings, to_dict
 from .batch_norm import share_batch_norms
 from .distributed import is_sharded, meeting, prepare, shard, shard_on_cpu, sharding_plugin, whole
 from .nonfinite import Place, StepWatch, nonfinite_weights
-from .objective import Examples, Task, evaluate, make_loader
+from .objective import Examples, Objective, evaluate, make_loader
 from .schedule import Budget, learning_rate_factor
 from .signals import StopSignals
 
@@ -133,7 +133,7 @@ class Loop:
 
     def __init__(
         self,
-        task: Task,
+        task: Objective,
         model: PreTrainedModel,
         settings: TrainingSettings,
         budget: Budget,
@@ -305,7 +305,7 @@ class Loop:
             parts = iter(self._loader(examples, progress.step_in_epoch, steps, settings.workers))
             for step in range(progress.step_in_epoch, steps):
                 progress.seconds = time.monotonic() - started
-                share = self._agreed(
+                share = self._same_on_all_ranks(
                     self.budget.progress(progress.step, progress.epoch + step / steps, progress.seconds)
                 )
                 if share >= 1:
@@ -322,7 +322,7 @@ class Loop:
                 yield batches, share
             progress.epoch, progress.step_in_epoch = progress.epoch + 1, 0
 
-    def _agreed(self, share: float) -> float:
+    def _same_on_all_ranks(self, share: float) -> float:
         # Clocks differ between processes, and all must stop at the same step.
         if self.budget.minutes is None or self.accelerator.num_processes == 1:
             return share
@@ -416,7 +416,7 @@ class Loop:
 
     def _write_history(self, kind: str, values: dict[str, float]) -> None:
         if self.accelerator.is_main_process:
-            record = without_nonfinite({"step": values["step"], "kind": kind, **values})
+            record = json_safe({"step": values["step"], "kind": kind, **values})
             with writing(f"a line of {HISTORY_FILE}", self.history.parent), self.history.open("a") as file:
                 file.write(json.dumps(record) + "\n")
 

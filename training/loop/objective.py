@@ -23,7 +23,7 @@ class Examples(Protocol):
         """One example."""
 
 
-class Task(Protocol):
+class Objective(Protocol):
     """What one family's training differs in from another's.
 
     Attributes:
@@ -58,7 +58,7 @@ class Task(Protocol):
 
 
 def make_loader(
-    task: Task, examples: Examples, batches: list[range], workers: int, accelerator: Accelerator
+    task: Objective, examples: Examples, batches: list[range], workers: int, accelerator: Accelerator
 ) -> DataLoader:
     """Loads batches of examples, each given by the indices of its examples."""
     return DataLoader(
@@ -73,7 +73,9 @@ def make_loader(
 
 
 @torch.no_grad()
-def evaluate(task: Task, model: nn.Module, settings: TrainingSettings, accelerator: Accelerator) -> dict[str, float]:
+def evaluate(
+    task: Objective, model: nn.Module, settings: TrainingSettings, accelerator: Accelerator
+) -> dict[str, float]:
     """A task's figures on its held-out examples, each of them counted once over all processes.
 
     Args:

@@ -17,7 +17,7 @@ def _parts(tensor: Any) -> tuple[Tensor, ...]:
     return (tensor.values(), tensor.offsets()) if tensor.is_nested else (tensor,)
 
 
-class LiveMemory(TorchDispatchMode):
+class MemoryTracker(TorchDispatchMode):
     """While active, follows the memory of all tensors that are made, and when they go.
 
     What kernels and libraries take for themselves, and give back before they return, is not seen.

@@ -16,9 +16,9 @@ from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..families.base import Family
+from ..families.base import Recipe
 from ..run.settings import make_settings
-from .trial_step import Rehearsal, Rehearsed, made_up_batch
+from .trial_step import TrialResult, TrialStep, synthetic_batch
 
 TOKENS = 10**9
 
@@ -130,7 +130,7 @@ class Plan:
 
 
 def plan(
-    family: Family,
+    family: Recipe,
     settings: dict[str, Any] | None = None,
     *,
     devices: int = 1,
@@ -168,11 +168,11 @@ def plan(
         processor = family.make_processor(chosen, Dataset.from_dict({}))
     with torch.device("meta"):
         model = family.make_model(chosen, processor)
-    tokens_per_step = made_up_batch(family.name, chosen, model.config, 1)[1] * chosen.batch_size
+    tokens_per_step = synthetic_batch(family.name, chosen, model.config, 1)[1] * chosen.batch_size
     _require_room(model)
 
-    rehearsal = Rehearsal(family, chosen, processor)
-    small, large = _rehearse(rehearsal, examples, again=chosen.accumulation > 1)
+    rehearsal = TrialStep(family, chosen, processor)
+    small, large = _run_trial(rehearsal, examples, again=chosen.accumulation > 1)
     flops_per_token = large.flops / large.tokens
     if measure:
         speed = rehearsal.measure_speed(examples)
@@ -267,7 +267,7 @@ def _part(names: list[str]) -> str:
     return "blocks"
 
 
-def _rehearse(rehearsal: Rehearsal, examples: int, again: bool) -> tuple[Rehearsed, Rehearsed]:
+def _run_trial(rehearsal: TrialStep, examples: int, again: bool) -> tuple[TrialResult, TrialResult]:
     """A small and a larger pass; the larger has all examples, where these are few."""
     small = rehearsal.run(min(examples, 2), again)
     number = min(examples, max(2 * small.rows, int(small.rows * _OPERATIONS / small.flops)))
@@ -280,8 +280,8 @@ def _extrapolated(small: float, large: float, share: float) -> float:
 
 def _memory(
     model: PreTrainedModel,
-    small: Rehearsed,
-    large: Rehearsed,
+    small: TrialResult,
+    large: TrialResult,
     examples: int,
     devices: int,
     sharding: str,

@@ -20,11 +20,11 @@ from ..examples.masking import IGNORED
 from ..examples.seq2seq import Example as PairExample
 from ..examples.seq2seq import PairCollator
 from ..examples.text_chunks import BlockCollator
-from ..families.base import Family
+from ..families.base import Recipe
 from ..loop.loop import make_optimizer
 from ..run.settings import TrainingSettings
 from .flops import FlopCount
-from .memory_tracker import LiveMemory
+from .memory_tracker import MemoryTracker
 
 # A measurement of the speed goes on for so long, and for no fewer steps, after one that is not counted.
 SECONDS, STEPS = 5.0, 3
@@ -78,7 +78,7 @@ _BATCHES: dict[str, Callable[[Any, Any, int, np.random.Generator], tuple[dict[st
 }
 
 
-def made_up_batch(family: str, settings: TrainingSettings, config: Any, rows: int) -> tuple[dict[str, Any], int]:
+def synthetic_batch(family: str, settings: TrainingSettings, config: Any, rows: int) -> tuple[dict[str, Any], int]:
     """A batch of random tokens and images, every example as long as the settings allow.
 
     Args:
@@ -97,7 +97,7 @@ def made_up_batch(family: str, settings: TrainingSettings, config: Any, rows: in
 
 
 @dataclass(frozen=True)
-class Rehearsed:
+class TrialResult:
     """What a pass forward and backward came to, beside the weights and what the optimizer keeps.
 
     Attributes:
@@ -118,7 +118,7 @@ class Rehearsed:
     gradients: tuple[int, ...]
 
 
-class Rehearsal:
+class TrialStep:
     """A model on the device that it would be trained on here, and steps of its training.
 
     Args:
@@ -130,7 +130,7 @@ class Rehearsal:
         ValueError: if sizes do not fit together, or the device has no such precision.
     """
 
-    def __init__(self, family: Family, settings: TrainingSettings, processor: Any = None) -> None:
+    def __init__(self, family: Recipe, settings: TrainingSettings, processor: Any = None) -> None:
         self.family, self.settings = family, settings
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         self.device = accelerator or torch.device("cpu")
@@ -147,11 +147,11 @@ class Rehearsal:
             self._forward = convert_outputs_to_fp32(torch.autocast(self.device.type, dtype)(self.model.__call__))
 
     def _batch(self, rows: int) -> tuple[dict[str, Any], int]:
-        batch, tokens = made_up_batch(self.family.name, self.settings, self.model.config, rows)
+        batch, tokens = synthetic_batch(self.family.name, self.settings, self.model.config, rows)
         moved = {name: part.to(self.device) if isinstance(part, Tensor) else part for name, part in batch.items()}
         return moved, tokens
 
-    def run(self, rows: int, again: bool = False) -> Rehearsed:
+    def run(self, rows: int, again: bool = False) -> TrialResult:
         """Passes forward and backward.
 
         Args:
@@ -162,7 +162,7 @@ class Rehearsal:
         parameters = list(self.model.parameters())
         for parameter in parameters:
             parameter.grad = None
-        memory = LiveMemory(self.device, without=[*parameters, *self.model.buffers()])
+        memory = MemoryTracker(self.device, without=[*parameters, *self.model.buffers()])
         gradients: list[int] = []
         saved = 0
 
@@ -192,7 +192,7 @@ class Rehearsal:
                 memory.end_section()
                 gradients.append(self._gradient_bytes())
         peaks = tuple(peak - held for peak, held in zip(memory.peaks, gradients, strict=True))
-        return Rehearsed(rows, tokens, count.flops, saved, peaks, tuple(gradients))
+        return TrialResult(rows, tokens, count.flops, saved, peaks, tuple(gradients))
 
     def _gradient_bytes(self) -> int:
         return sum(each.grad.nbytes for each in self.model.parameters() if each.grad is not None)

@@ -22,16 +22,17 @@ from typing import Any, TypeVar
 
 import yaml
 
-from ...modeling.loading.folder import check_model_folder, read_json
+from ...modeling.loading.folder import read_json
 from .files import PARTIAL, WRITE_ERRORS, not_written, write_text
-from .settings import make_settings, read_yaml, to_dict
+from .settings import make_settings, to_dict
+from .settings_file import read_yaml
 
 logger = logging.getLogger("regard.training")
 
 Settings = TypeVar("Settings")
 
 SETTINGS_FILE, RESULTS_FILE = "settings.yaml", "results.json"
-TOKENIZER, MODEL = "tokenizer", "model"
+TOKENIZER = "tokenizer"
 
 
 def open_run(
@@ -108,16 +109,16 @@ def save_settings(folder: Path, family: str, settings: Any) -> None:
 
 def save_results(folder: Path, results: dict[str, Any]) -> None:
     """Writes what a run came to."""
-    text = json.dumps(without_nonfinite(results), indent=2, allow_nan=False)
+    text = json.dumps(json_safe(results), indent=2, allow_nan=False)
     write_text(folder / RESULTS_FILE, text + "\n")
 
 
-def without_nonfinite(value: Any) -> Any:
+def json_safe(value: Any) -> Any:
     """The same with None for each number that is not finite, for which JSON has no word."""
     if isinstance(value, dict):
-        return {name: without_nonfinite(part) for name, part in value.items()}
+        return {name: json_safe(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [without_nonfinite(part) for part in value]
+        return [json_safe(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -149,53 +150,3 @@ def writing(what: str, folder: Path) -> Iterator[None]:
         yield
     except WRITE_ERRORS as error:
         raise not_written(what, folder, error) from error
-
-
-def model_path(model: str | Path) -> str:
-    """The model of a run, if `model` is the folder of one; else `model` itself, a folder or a Hub id.
-
-    Raises:
-        ValueError: if it is a folder that holds no model, such as a run that has not ended, or one that can't be read
-            or is not to be trusted; see `check_model_folder`.
-    """
-    folder = Path(model)
-    if (folder / MODEL / "config.json").is_file():
-        folder = folder / MODEL
-    elif not folder.is_dir():
-        if folder.exists():
-            raise ValueError(f"`model` ({model}) must be a folder, or an id on the Hub: it is a file")
-        return str(model)
-    elif not (folder / "config.json").is_file():
-        raise ValueError(f"`model` ({model}) holds no model: the run may not have ended (`--resume` goes on with it)")
-    check_model_folder(folder, f"`model` ({model})")
-    return str(folder)
-
-
-def require_text(text: str, argument: str) -> None:
-    """Refuses what no tokenizer takes for a text.
-
-    Raises:
-        ValueError: if it holds half a surrogate pair, as an argument that is not UTF-8 does.
-    """
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError(f"`{argument}` ({text!r}) is no text: it holds bytes that are not UTF-8")
-
-
-@contextmanager
-def naming_the_model(argument: str, model: str | Path, path: str) -> Iterator[None]:
-    """Says in one line that there is no such model, where transformers says what it tried.
-
-    Args:
-        argument: what named the model.
-        model: as the user named it.
-        path: that it is loaded from.
-
-    Raises:
-        ValueError: for an OSError of what is neither a folder here nor a model of the Hub.
-    """
-    try:
-        yield
-    except OSError as error:
-        if Path(path).exists():
-            raise
-        raise ValueError(f"`{argument}` ({model}) is no folder here, and the Hub did not give it: {error}") from None

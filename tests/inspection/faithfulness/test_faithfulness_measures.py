@@ -23,7 +23,7 @@ from regard.inspection.faithfulness.erasure import (
 )
 from regard.inspection.faithfulness.prediction import Prediction, studied
 from regard.inspection.faithfulness.weights import shuffle_weights, shuffled_distributions, weights_behind
-from regard.inspection.maps.eager_mode import weights_shown
+from regard.inspection.maps.eager_mode import eager_attention
 from regard.modeling import attention
 from tests.inspection.conftest import TEXT
 
@@ -168,7 +168,7 @@ def test_special_tokens_and_the_masked_one_stay(make_model):
 )
 def test_erasing_nothing_changes_nothing(make_model, name):
     prediction = look(make_model, name)
-    with weights_shown(prediction.model):
+    with eager_attention(prediction.model):
         nothing = torch.zeros(3, len(prediction.places), dtype=torch.bool)
         whole = prediction.probability(prediction.values)
         np.testing.assert_allclose(after_erasing(prediction, nothing), float(whole), rtol=1e-5)

@@ -15,7 +15,7 @@ import yaml
 import regard.commands.app
 from regard.commands.generate import generate_text
 from regard.commands.train import figure_lines
-from regard.training.families.bert import BertSettings, BertTask
+from regard.training.families.bert import BertObjective, BertSettings
 from regard.training.families.registry import TRAINABLE
 
 ROOT = Path(__file__).parents[3]
@@ -192,14 +192,14 @@ def test_going_on_with_other_settings(command, flags, refusal, tmp_path):
 
 
 def test_numbers_that_are_not_finite_end_in_one_line(flags, refusal, tmp_path, monkeypatch):
-    whole = BertTask.forward
+    whole = BertObjective.forward
 
     def spoilt(self, model, batch, **counts):
         output = whole(self, model, batch, **counts)
         output.loss = output.loss * math.nan
         return output
 
-    monkeypatch.setattr(BertTask, "forward", spoilt)
+    monkeypatch.setattr(BertObjective, "forward", spoilt)
     told = refusal("train", "bert", *flags(), "--output", tmp_path / "run")
     assert "the loss or its gradient was not finite at step 1 (epoch 0, examples 0 to " in told
 

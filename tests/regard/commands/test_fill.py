@@ -3,7 +3,7 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from regard.commands.fill import Guess, fill_masks
-from regard.training.run.folder import model_path
+from regard.modeling.loading.load import model_path
 
 
 def test_guesses_are_the_most_probable_tokens(run_folder):

@@ -115,7 +115,7 @@ def run(command, monkeypatch):
     for target in (
         "regard.training.families.base.make_accelerator",
         "regard.training.finetuning.finetune._load",
-        "regard.training.planning.plan.Rehearsal",
+        "regard.training.planning.plan.TrialStep",
         "regard.commands.inspect_faithfulness.faithfulness",
         "regard.commands.inspect_senses.word_senses",
         "regard.commands.inspect_steps.plot_head_distances",

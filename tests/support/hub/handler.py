@@ -77,7 +77,7 @@ class BaseHandler(BaseHTTPRequestHandler):
         return self.query.get(name, [default])[0]
 
     def reply(self, status=200, content=None, headers=None, raw=None, file=None):
-        """Answers with JSON, with bytes, or with a file or the range of it that was asked for."""
+        """AnswerMetrics with JSON, with bytes, or with a file or the range of it that was asked for."""
         headers, start = dict(headers or {}), 0
         if file:
             size = file.stat().st_size

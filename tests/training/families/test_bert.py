@@ -14,7 +14,7 @@ from regard.modeling.bert_pretraining import RegardBertForMaskedLM, RegardBertFo
 from regard.tokenization.wordpiece import train_wordpiece
 from regard.training.examples.masking import IGNORED
 from regard.training.families import bert
-from regard.training.families.bert import BertSettings, BertTask, fill_examples, make_tokenizer
+from regard.training.families.bert import BertObjective, BertSettings, fill_examples, make_tokenizer
 from regard.training.loop.loop import Loop
 from regard.training.reading import text
 from regard.training.reading.text import load_split
@@ -28,13 +28,13 @@ TINY_MODEL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 
 
 
 @pytest.fixture
-def make_task(examples_of, corpus_of, texts, tokenizer):
+def make_objective(examples_of, corpus_of, texts, tokenizer):
     """A task on the session's texts, its last three documents held out."""
 
-    def make(next_sentence: bool = True) -> BertTask:
+    def make(next_sentence: bool = True) -> BertObjective:
         counts = np.bincount(np.concatenate(corpus_of(texts[:-3])["ids"]), minlength=len(tokenizer))
         train, held_out = (examples_of(part, next_sentence=next_sentence) for part in (texts[:-3], texts[-3:]))
-        return BertTask(train, held_out, counts)
+        return BertObjective(train, held_out, counts)
 
     return make
 
@@ -49,8 +49,8 @@ def make_model(tokenizer, next_sentence: bool = True, **fields) -> RegardBertFor
 
 
 @pytest.mark.parametrize("next_sentence", [True, False])
-def test_figures_against_a_count_by_hand(make_task, texts, corpus_of, tokenizer, next_sentence):
-    task, model = make_task(next_sentence), make_model(tokenizer, next_sentence)
+def test_figures_against_a_count_by_hand(make_objective, texts, corpus_of, tokenizer, next_sentence):
+    task, model = make_objective(next_sentence), make_model(tokenizer, next_sentence)
     held_out = task.held_out()
     examples = [held_out[index] for index in range(len(held_out))]
     sums: collections.Counter = collections.Counter()
@@ -98,18 +98,18 @@ def test_figures_against_a_count_by_hand(make_task, texts, corpus_of, tokenizer,
     assert metrics["masked_accuracy_baseline"] > 0
 
 
-def test_items_of_a_batch(make_task):
-    examples = [make_task().held_out()[index] for index in range(5)]
+def test_items_of_a_batch(make_objective):
+    examples = [make_objective().held_out()[index] for index in range(5)]
     predicted = sum((example["labels"] != IGNORED).sum() for example in examples)
-    task = make_task()
+    task = make_objective()
     assert task.counts(task.collate(examples)) == {"num_items_in_batch": predicted, "num_sequences_in_batch": 5}
-    task = make_task(next_sentence=False)
+    task = make_objective(next_sentence=False)
     assert task.counts(task.collate(examples)) == {"num_items_in_batch": predicted}
 
 
 @pytest.mark.parametrize(("label", "expected"), [(0, lambda loss: loss > 5), (1, lambda loss: loss < 0.01)])
-def test_both_kinds_of_pairs_count_in_the_loss(make_task, tokenizer, label, expected):
-    task, model = make_task(), make_model(tokenizer)
+def test_both_kinds_of_pairs_count_in_the_loss(make_objective, tokenizer, label, expected):
+    task, model = make_objective(), make_model(tokenizer)
     with torch.no_grad():
         nn.init.zeros_(model.next_sentence_head.weight)
         model.next_sentence_head.bias.copy_(torch.tensor([-4.0, 4.0]))
@@ -120,8 +120,8 @@ def test_both_kinds_of_pairs_count_in_the_loss(make_task, tokenizer, label, expe
     assert expected((loss - without).item())
 
 
-def test_an_epoch_is_planned_once(make_task):
-    task = make_task()
+def test_an_epoch_is_planned_once(make_objective):
+    task = make_objective()
     first = task.epoch(0)
     assert task.epoch(0) is first
     second = task.epoch(1)
@@ -130,8 +130,8 @@ def test_an_epoch_is_planned_once(make_task):
     np.testing.assert_array_equal(task.epoch(0).rows[task.epoch(0).order], first.rows[first.order])
 
 
-def test_the_held_out_examples_are_always_the_same(make_task, corpus_of, texts):
-    task = make_task()
+def test_the_held_out_examples_are_always_the_same(make_objective, corpus_of, texts):
+    task = make_objective()
     first, second = task.held_out(), task.held_out()
     assert all(np.array_equal(first[index]["input_ids"], second[index]["input_ids"]) for index in range(len(first)))
     assert first.examples.corpus["ids"] == corpus_of(texts[-3:])["ids"]
@@ -158,11 +158,11 @@ class Repeated:
         return self._examples[index]
 
 
-def test_eight_rows_are_learned_by_heart(make_task, pretrain, tmp_path, monkeypatch):
+def test_eight_rows_are_learned_by_heart(make_objective, pretrain, tmp_path, monkeypatch):
     settings = {"batch_size": 8, "learning_rate": 0.01, "dropout": 0.0, "evaluate_every": 0, "save_every": 0}
-    whole = BertTask.epoch
-    monkeypatch.setattr(BertTask, "epoch", lambda self, number: Repeated(whole(self, 0)))
-    monkeypatch.setattr(BertTask, "held_out", lambda self: self.epoch(0))
+    whole = BertObjective.epoch
+    monkeypatch.setattr(BertObjective, "epoch", lambda self, number: Repeated(whole(self, 0)))
+    monkeypatch.setattr(BertObjective, "held_out", lambda self: self.epoch(0))
     metrics = pretrain(tmp_path / "run", steps=200, **settings)["metrics"]
     assert metrics["masked_loss"] < 0.1
     assert metrics["masked_accuracy"] == 1

@@ -13,7 +13,7 @@ from regard.training.examples import tokenized as corpus
 from regard.training.examples.bert import BertExamples
 from regard.training.examples.masking import Masking
 from regard.training.examples.tokenized import tokenize_documents
-from regard.training.families.bert import BertSettings, BertTask
+from regard.training.families.bert import BertObjective, BertSettings
 from regard.training.reading import documents as sources
 from regard.training.reading.documents import load_documents
 from regard.training.reading.text import load_split
@@ -91,7 +91,7 @@ def evaluate_saved(folder, settings: dict, corpus_folder: str, model_class: type
     counts = torch.bincount(
         torch.tensor([id_ for ids in train.corpus["ids"] for id_ in ids]), minlength=len(tokenizer)
     )
-    task = BertTask(train, held_out, counts.numpy())
+    task = BertObjective(train, held_out, counts.numpy())
     epoch = task.held_out()
     batch = task.collate([epoch[index] for index in range(len(epoch))])
     with torch.no_grad():

@@ -6,9 +6,10 @@ import torch
 
 from regard.tokenization.processor import make_captioner_processor
 from regard.tokenization.words import train_words
+from regard.training.examples.captions import CaptionCollator
 from regard.training.families import captioner
-from regard.training.families.captioner import CAPTIONER, CaptionCollator, CaptionerSettings
-from regard.training.families.seq2seq_objective import TargetTask
+from regard.training.families.captioner import CAPTIONER, CaptionerSettings
+from regard.training.families.seq2seq_objective import Seq2SeqObjective
 from tests.support.captions import make_examples, make_rows
 
 # Examples
@@ -84,7 +85,7 @@ def test_batches():
     assert torch.equal(batch["pixel_values"][1:2], alone["pixel_values"])
     rows = [example["labels"].tolist() for example in examples.in_order()]
     assert batch["labels"].tolist() == [[*row, *[-100] * (4 - len(row))] for row in rows]
-    task = TargetTask(examples, examples, captioner.CaptionCollator(processor))
+    task = Seq2SeqObjective(examples, examples, captioner.CaptionCollator(processor))
     assert task.tokens(batch) == sum(map(len, rows)) == 9
     assert task.counts(batch) == {"num_items_in_batch": 9}
 

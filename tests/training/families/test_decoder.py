@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from regard.tokenization.byte_level import train_byte_level
 from regard.training.examples.masking import IGNORED
 from regard.training.families import decoder
-from regard.training.families.decoder import DECODER, DecoderSettings, DecoderTask, continue_texts
+from regard.training.families.decoder import DECODER, DecoderObjective, DecoderSettings, continue_texts
 from regard.training.reading import text
 from regard.training.reading.text import load_split
 from tests.support.decoding import TINY_MODEL, blocks_of, figures, make_model
@@ -27,12 +27,12 @@ def byte_level(texts):
 
 
 @pytest.fixture
-def make_task(texts, byte_level):
+def make_objective(texts, byte_level):
     """A task on the session's texts, its last three documents held out."""
 
-    def make(length: int = 24) -> DecoderTask:
+    def make(length: int = 24) -> DecoderObjective:
         parts = (blocks_of(part, byte_level, length) for part in (texts[:-3], texts[-3:]))
-        return DecoderTask(*parts, byte_level.pad_token_id, len(byte_level))
+        return DecoderObjective(*parts, byte_level.pad_token_id, len(byte_level))
 
     return make
 
@@ -42,8 +42,8 @@ def make_task(texts, byte_level):
 
 @pytest.mark.parametrize("batch_size", [1, 4, 1000])
 @pytest.mark.parametrize("length", [24, 7])
-def test_figures_against_a_count_by_hand(make_task, texts, byte_level, length, batch_size):
-    task, model = make_task(length), make_model(byte_level)
+def test_figures_against_a_count_by_hand(make_objective, texts, byte_level, length, batch_size):
+    task, model = make_objective(length), make_model(byte_level)
     sums, metrics = figures(task, model, batch_size)
 
     counts = collections.Counter(id_ for row in blocks_of(texts[:-3], byte_level).corpus["ids"] for id_ in row)
@@ -74,24 +74,24 @@ def test_figures_against_a_count_by_hand(make_task, texts, byte_level, length, b
     assert metrics["perplexity_unigram"] < len(byte_level)
 
 
-def test_a_uniform_model_is_as_perplexed_as_there_are_tokens(make_task, byte_level):
+def test_a_uniform_model_is_as_perplexed_as_there_are_tokens(make_objective, byte_level):
     model = make_model(byte_level)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    _, metrics = figures(make_task(), model)
+    _, metrics = figures(make_objective(), model)
     assert metrics["perplexity"] == pytest.approx(len(byte_level), rel=1e-5)
 
 
 def test_a_token_that_was_never_trained_on_has_a_unigram_probability(byte_level):
-    task = DecoderTask(blocks_of(["a" * 50], byte_level), blocks_of(["b" * 50], byte_level), 0, len(byte_level))
+    task = DecoderObjective(blocks_of(["a" * 50], byte_level), blocks_of(["b" * 50], byte_level), 0, len(byte_level))
     _, metrics = figures(task, make_model(byte_level))
     assert math.isfinite(metrics["perplexity_unigram"])
     assert metrics["perplexity_unigram"] > len(byte_level)
 
 
-def test_items_of_a_batch(make_task):
-    task = make_task()
+def test_items_of_a_batch(make_objective):
+    task = make_objective()
     blocks = [task.epoch(0)[0], task.held_out()[0], task.held_out()[len(task.held_out()) - 1]]
     lengths = [len(block) for block in blocks]
     assert lengths[:2] == [24, 24] != lengths[1:]
@@ -100,8 +100,8 @@ def test_items_of_a_batch(make_task):
     assert task.tokens(batch) == sum(lengths)
 
 
-def test_the_loss_is_a_share_of_the_mean_over_the_count(make_task, byte_level):
-    task, model = make_task(), make_model(byte_level)
+def test_the_loss_is_a_share_of_the_mean_over_the_count(make_objective, byte_level):
+    task, model = make_objective(), make_model(byte_level)
     examples = task.held_out()
     blocks = [examples[len(examples) - 1], *(examples[index] for index in range(4))]
     whole = task.collate(blocks)
@@ -118,8 +118,8 @@ def test_the_loss_is_a_share_of_the_mean_over_the_count(make_task, byte_level):
     assert sum(parts) == pytest.approx(expected, rel=1e-5)
 
 
-def test_which_blocks_are_trained_on_and_which_are_held_out(make_task, texts, byte_level):
-    task = make_task()
+def test_which_blocks_are_trained_on_and_which_are_held_out(make_objective, texts, byte_level):
+    task = make_objective()
     held_out = [task.held_out()[index].tolist() for index in range(len(task.held_out()))]
     expected = blocks_of(texts[-3:], byte_level).in_order()
     assert held_out == [expected[index].tolist() for index in range(len(expected))]

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from regard.modeling.decoder import RegardDecoderForCausalLM
 from regard.training.families.base import train
-from regard.training.families.decoder import DECODER, DecoderSettings, DecoderTask
+from regard.training.families.decoder import DECODER, DecoderObjective, DecoderSettings
 from regard.training.loop.loop import Loop
 from regard.training.reading.text import load_split
 from tests.support.decoding import TINY, blocks_of, figures
@@ -50,7 +50,7 @@ def test_the_figures_are_those_of_the_saved_model(ended):
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     train_part, held_out = load_split(DecoderSettings(**results["settings"]))
     parts = (blocks_of(part["text"], tokenizer) for part in (train_part, held_out))
-    _, metrics = figures(DecoderTask(*parts, tokenizer.pad_token_id, len(tokenizer)), model)
+    _, metrics = figures(DecoderObjective(*parts, tokenizer.pad_token_id, len(tokenizer)), model)
     assert results["metrics"] == pytest.approx(metrics, rel=1e-5)
 
 

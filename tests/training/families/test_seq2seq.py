@@ -16,7 +16,7 @@ from regard.training.examples.masking import IGNORED
 from regard.training.examples.seq2seq import PairCollator, PairExamples, tokenize_pairs
 from regard.training.families import seq2seq
 from regard.training.families.seq2seq import RECURRENT, TRANSFORMER, PairSettings
-from regard.training.families.seq2seq_objective import TargetTask, target_sums
+from regard.training.families.seq2seq_objective import Seq2SeqObjective, target_sums
 from regard.training.generation.generate import generate_texts
 from regard.training.loop.loop import Loop, evaluate, make_accelerator
 from regard.training.run.settings import TrainingSettings
@@ -46,21 +46,21 @@ def characters() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="module")
-def make_task(pairs, characters):
-    def make() -> TargetTask:
+def make_objective(pairs, characters):
+    def make() -> Seq2SeqObjective:
         examples = PairExamples(tokenize_pairs(pairs, characters, 20), 4)
-        return TargetTask(examples, examples, PairCollator(characters.pad_token_id))
+        return Seq2SeqObjective(examples, examples, PairCollator(characters.pad_token_id))
 
     return make
 
 
 @pytest.fixture(scope="module", params=["transformer 0", "transformer 10", "recurrent 0", "recurrent 25"])
-def model(request, characters, make_task):
+def model(request, characters, make_objective):
     """A model of either family, as it is made or trained for some steps."""
     family, steps = request.param.split()
     torch.manual_seed(1)
     model = FAMILIES[family].make_model(small_settings(family), characters)
-    optimizer, task = torch.optim.Adam(model.parameters(), 0.01), make_task()
+    optimizer, task = torch.optim.Adam(model.parameters(), 0.01), make_objective()
     batch = task.collate([task.held_out()[index] for index in range(len(PAIRS))])
     for _ in range(int(steps)):
         task.forward(model, batch).loss.backward()
@@ -72,8 +72,8 @@ def model(request, characters, make_task):
 # The task
 
 
-def test_figures_against_a_count_by_hand(model, make_task, tmp_path):
-    task = make_task()
+def test_figures_against_a_count_by_hand(model, make_objective, tmp_path):
+    task = make_objective()
     metrics = evaluate(task, model, small_settings("recurrent", batch_size=4), accelerator(tmp_path))
     losses, right, whole = [], [], []
     examples = task.held_out()
@@ -98,8 +98,8 @@ def accelerator(folder):
     return make_accelerator(TrainingSettings(log_with=["none"]), folder)
 
 
-def test_exact_match_is_that_of_greedy_generation(model, make_task, pairs, characters, request):
-    task = make_task()
+def test_exact_match_is_that_of_greedy_generation(model, make_objective, pairs, characters, request):
+    task = make_objective()
     examples = task.held_out()
     batch = task.collate([examples[index] for index in range(len(examples))])
     with torch.no_grad():
@@ -115,9 +115,9 @@ def test_exact_match_is_that_of_greedy_generation(model, make_task, pairs, chara
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 9, 50])
-def test_figures_do_not_depend_on_the_batches(model, make_task, tmp_path, batch_size):
+def test_figures_do_not_depend_on_the_batches(model, make_objective, tmp_path, batch_size):
     results = [
-        evaluate(make_task(), model, small_settings("recurrent", batch_size=size), accelerator(tmp_path))
+        evaluate(make_objective(), model, small_settings("recurrent", batch_size=size), accelerator(tmp_path))
         for size in (4, batch_size)
     ]
     assert results[0] == pytest.approx(results[1], rel=1e-5)
@@ -138,8 +138,8 @@ class Share:
 
 
 @pytest.mark.parametrize("processes", [2, 4])
-def test_processes_add_up(model, make_task, tmp_path, processes):
-    task, settings = make_task(), small_settings("recurrent", batch_size=4)
+def test_processes_add_up(model, make_objective, tmp_path, processes):
+    task, settings = make_objective(), small_settings("recurrent", batch_size=4)
     whole = accelerator(tmp_path)
     kept = [[] for _ in range(processes)]
     for index, own in enumerate(kept):
@@ -173,8 +173,8 @@ def test_sums_lie_where_the_labels_do():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_smoothing_is_in_the_loss_but_not_in_the_figures(family, make_task, characters):
-    task = make_task()
+def test_smoothing_is_in_the_loss_but_not_in_the_figures(family, make_objective, characters):
+    task = make_objective()
     batch = task.collate([task.held_out()[index] for index in range(5)])
     outputs = {}
     for smoothing in (0.0, 0.3):
@@ -192,8 +192,8 @@ def test_smoothing_is_in_the_loss_but_not_in_the_figures(family, make_task, char
         assert float(output.loss) == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_items_of_a_batch(make_task):
-    task = make_task()
+def test_items_of_a_batch(make_objective):
+    task = make_objective()
     examples = [task.held_out()[index] for index in range(5)]
     batch, targets = task.collate(examples), sum(len(example["labels"]) for example in examples)
     assert task.counts(batch) == {"num_items_in_batch": targets}
@@ -204,13 +204,13 @@ def test_figures_are_of_the_pairs_that_targets_are_generated_for(train_pairs, wr
     """If not all are evaluated on, teacher forcing and generation take the same ones, not the longest or others."""
     own = write_pairs("own", [("a" * length, "b" * (1 + length % 4)) for length in (5, 9, 2, 8, 3, 12, 4, 7, 1, 6)])
     forced = []
-    whole = TargetTask.sums
+    whole = Seq2SeqObjective.sums
 
     def watched(self, output, batch):
         forced.extend((batch["labels"] != IGNORED).sum(dim=1).tolist())
         return whole(self, output, batch)
 
-    monkeypatch.setattr(TargetTask, "sums", watched)
+    monkeypatch.setattr(Seq2SeqObjective, "sums", watched)
     given = {"data": [own], "validation": own, "batch_size": 2, "evaluation_batches": 2, "max_length": 20}
     results = train_pairs("recurrent", tmp_path / "run", steps=1, evaluate_every=0, **given)
     assert forced == [len(shown["target"]) + 1 for shown in results["generated"]]

@@ -17,8 +17,9 @@ from transformers import AutoTokenizer, BertConfig, BertModel, Trainer, Training
 
 import regard
 from regard.tokenization.wordpiece import train_wordpiece
-from regard.training.finetuning.finetune import TASKS, FinetuneSettings, _FinetuneTrainer, finetune
+from regard.training.finetuning.finetune import TASKS, _FinetuneTrainer, finetune
 from regard.training.finetuning.labels import Table
+from regard.training.finetuning.settings import FinetuneSettings
 
 needs_peft = pytest.mark.skipif(find_spec("peft") is None, reason="peft, an optional package, is not installed")
 

@@ -7,7 +7,7 @@ import pytest
 
 from regard.training.finetuning.metrics import (
     Accuracy,
-    Answers,
+    AnswerMetrics,
     MacroF1,
     Matthews,
     MultiLabelF1,
@@ -144,12 +144,12 @@ def test_answers_worked_out_by_hand():
     predictions = ["the Red cat", "red cat sat", "", "dog", "a"]
     references = [["a red cat!", "x"], ["cat"], [""], [""], ["the", "b"]]
     # The second has 1 word of 3 right and all of 1: F1 1/2; the last is compared with "b" alone.
-    found = figures(Answers, predictions, references)
+    found = figures(AnswerMetrics, predictions, references)
     assert found == {"exact_match": pytest.approx(2 / 5), "f1": pytest.approx((1 + 0.5 + 1 + 0 + 0) / 5)}
 
 
 def test_the_best_of_several_answers_counts():
-    assert figures(Answers, ["big cat"], [["dog", "big cat here", "big"]])["f1"] == pytest.approx(0.8)
+    assert figures(AnswerMetrics, ["big cat"], [["dog", "big cat here", "big"]])["f1"] == pytest.approx(0.8)
 
 
 def test_they_are_modules_of_evaluate():

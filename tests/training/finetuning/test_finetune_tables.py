@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from regard.training.finetuning.finetune import FinetuneSettings
 from regard.training.finetuning.labels import draw, load_tables, read_rows
+from regard.training.finetuning.settings import FinetuneSettings
 from regard.training.reading.tables import Column
 
 TEXT, LABEL = Column("text", "text_column"), Column("label", "label_column")

@@ -7,8 +7,9 @@ import datasets
 import pytest
 
 from regard.tokenization.wordpiece import train_wordpiece
-from regard.training.finetuning.finetune import TASKS, FinetuneSettings
+from regard.training.finetuning.finetune import TASKS
 from regard.training.finetuning.labels import Table, sort_names
+from regard.training.finetuning.settings import FinetuneSettings
 
 
 def test_names_of_numbers_are_in_the_order_of_the_numbers():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from regard.training.families.bert import BertSettings, BertTask
+from regard.training.families.bert import BertObjective, BertSettings
 from regard.training.loop.loop import Loop
 from regard.training.run.checkpoints import list_checkpoints
 
@@ -29,7 +29,7 @@ class Killed(BaseException):
 def losses_are(monkeypatch):
     """Sets what evaluations find, by step; at other steps it is 9."""
     now = {}
-    whole, metrics = Loop.evaluate, BertTask.metrics
+    whole, metrics = Loop.evaluate, BertObjective.metrics
 
     def evaluate(self):
         now["step"] = self.progress.step
@@ -40,7 +40,7 @@ def losses_are(monkeypatch):
             return metrics(self, sums) | {"masked_loss": losses.get(f"at_{now['step']}", 9.0)}
 
         monkeypatch.setattr(Loop, "evaluate", evaluate)
-        monkeypatch.setattr(BertTask, "metrics", found)
+        monkeypatch.setattr(BertObjective, "metrics", found)
 
     return set_to
 

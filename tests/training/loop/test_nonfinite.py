@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from regard.training.families.bert import BertTask
+from regard.training.families.bert import BertObjective
 from regard.training.loop.loop import Loop
 from regard.training.loop.nonfinite import Place, StepWatch, nonfinite_weights
 from regard.training.run.checkpoints import list_checkpoints
@@ -36,7 +36,7 @@ def make_nonfinite(monkeypatch):
 
     def spoil(steps, how=of_the_loss) -> None:
         now = [0]
-        step, forward = Loop._step, BertTask.forward
+        step, forward = Loop._step, BertObjective.forward
 
         def counted(self, *args):
             now[0] = self.progress.step + 1
@@ -49,7 +49,7 @@ def make_nonfinite(monkeypatch):
             return output
 
         monkeypatch.setattr(Loop, "_step", counted)
-        monkeypatch.setattr(BertTask, "forward", spoilt)
+        monkeypatch.setattr(BertObjective, "forward", spoilt)
 
     return spoil
 
@@ -189,8 +189,8 @@ def test_weights_that_are_not_finite_are_not_saved(pretrain, tmp_path, monkeypat
 
 def test_evaluations_that_are_not_finite(pretrain, tmp_path, monkeypatch, caplog, history_of):
     """They are told of; what is written is JSON all the same."""
-    whole = BertTask.metrics
-    monkeypatch.setattr(BertTask, "metrics", lambda self, sums: whole(self, sums) | {"masked_loss": math.inf})
+    whole = BertObjective.metrics
+    monkeypatch.setattr(BertObjective, "metrics", lambda self, sums: whole(self, sums) | {"masked_loss": math.inf})
     results = pretrain(tmp_path / "run", **{**SETTINGS, "steps": 2})
     assert results["metrics"]["masked_loss"] == math.inf
     assert "The held-out loss at step 2 is not finite." in caplog.messages

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.training.families.base import train
-from regard.training.families.bert import BERT, BertTask
+from regard.training.families.bert import BERT, BertObjective
 from regard.training.loop.loop import Loop
 from regard.training.run.checkpoints import list_checkpoints
 from tests.support.forked import fork
@@ -60,7 +60,7 @@ def work(folder, settings: dict, spoil) -> tuple[str, dict[int, bool]]:
     torch.set_num_threads(1)
     changed: dict[int, bool] = {}
     parts = [0]
-    step, forward = Loop._step, BertTask.forward
+    step, forward = Loop._step, BertObjective.forward
 
     def watched(self, *args):
         before, number = state_of(self), self.progress.step + 1
@@ -82,7 +82,7 @@ def work(folder, settings: dict, spoil) -> tuple[str, dict[int, bool]]:
             spoil(output, embedded[0])
         return output
 
-    Loop._step, BertTask.forward = watched, spoilt
+    Loop._step, BertObjective.forward = watched, spoilt
     try:
         train(BERT, folder, settings)
     except FloatingPointError as error:

@@ -74,7 +74,7 @@ def test_the_others_stop_when_one_is_killed(processes, tmp_path):
         accelerator = make_accelerator(TrainingSettings(log_with=["none"]), tmp_path)
         if accelerator.process_index == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        with distributed.in_turn(accelerator):
+        with distributed.rank_ordered(accelerator):
             return "done"
 
     told = processes(work, 4, killed=1)
@@ -88,7 +88,7 @@ def test_machines_take_turns(processes, tmp_path):
 
     def work() -> tuple[float, float]:
         accelerator = make_accelerator(TrainingSettings(log_with=["none"]), tmp_path)
-        with distributed.in_turn(accelerator):
+        with distributed.rank_ordered(accelerator):
             begun = time.monotonic()
             time.sleep(0.2)
             return begun, time.monotonic()

@@ -8,18 +8,18 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.modeling.packing import without_filling
-from regard.training.families.bert import BertTask
-from regard.training.families.decoder import DecoderTask
+from regard.training.families.bert import BertObjective
+from regard.training.families.decoder import DecoderObjective
 from regard.training.families.registry import TRAINABLE
-from regard.training.families.seq2seq_objective import TargetTask
+from regard.training.families.seq2seq_objective import Seq2SeqObjective
 from regard.training.loop.loop import Loop, make_accelerator
 from regard.training.loop.schedule import Budget
 from regard.training.planning import plan as planning
 from regard.training.planning import trial_step as rehearsal
 from regard.training.planning.flops import FlopCount
-from regard.training.planning.memory_tracker import LiveMemory
+from regard.training.planning.memory_tracker import MemoryTracker
 from regard.training.planning.plan import plan
-from regard.training.planning.trial_step import Rehearsal, made_up_batch
+from regard.training.planning.trial_step import TrialStep, synthetic_batch
 from regard.training.run.settings import make_settings
 
 SIZES = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 56}
@@ -119,7 +119,7 @@ def measured_peak(family: str, folder, **changes) -> int:
     )
     loop = Loop(task, model, settings, Budget(steps=1), folder, make_accelerator(settings, folder))
     part = settings.batch_size // settings.accumulation
-    batches = [made_up_batch(family, settings, model.config, part)[0] for _ in range(settings.accumulation)]
+    batches = [synthetic_batch(family, settings, model.config, part)[0] for _ in range(settings.accumulation)]
     with without_filling():
         return _measured(loop, model, batches)
 
@@ -156,7 +156,7 @@ def test_the_peak_of_other_models_is_that_of_training(family, changes, tmp_path)
 
 @pytest.mark.parametrize("family", TRAINABLE)
 def test_activations_grow_with_the_batch(family, extrapolated):
-    tried = Rehearsal(TRAINABLE[family], settings_of(family)).run(BATCH)
+    tried = TrialStep(TRAINABLE[family], settings_of(family)).run(BATCH)
     made = plan(TRAINABLE[family], given(family))
     assert made.memory.activations == pytest.approx(tried.saved, rel=1e-3)
     assert made.flops_per_token == pytest.approx(tried.flops / tried.tokens, rel=1e-9)
@@ -167,7 +167,7 @@ def test_activations_grow_with_the_batch(family, extrapolated):
 def test_activations_are_the_tensors_saved():
     size, rows = 5, 3
     layers = nn.Sequential(nn.Linear(size, 7), nn.Tanh(), nn.Linear(7, 1))
-    memory = LiveMemory(torch.device("cpu"), without=layers.parameters())
+    memory = MemoryTracker(torch.device("cpu"), without=layers.parameters())
     with memory, torch.autograd.graph.saved_tensors_hooks(memory.save, memory.load):
         loss = layers(torch.ones(rows, size)).sum()
         # The input, and what tanh gives, which it and the second layer read.
@@ -285,7 +285,7 @@ def test_operations_are_those_that_torch_counts(family):
     model = TRAINABLE[family].make_model(settings).double().train()
     if family == "transformer":
         model.set_attn_implementation("eager")
-    batch, tokens = made_up_batch(family, settings, model.config, 4)
+    batch, tokens = synthetic_batch(family, settings, model.config, 4)
     with FlopCounterMode(display=False) as counter:
         model(**batch).loss.backward()
     changes |= {"dropout": 1e-3} if family == "transformer" else {}
@@ -312,12 +312,17 @@ def test_operations_of_recurrent_kernels():
 
 @pytest.mark.parametrize(
     ("family", "task"),
-    [("bert", BertTask), ("decoder", DecoderTask), ("recurrent", TargetTask), ("captioner", TargetTask)],
+    [
+        ("bert", BertObjective),
+        ("decoder", DecoderObjective),
+        ("recurrent", Seq2SeqObjective),
+        ("captioner", Seq2SeqObjective),
+    ],
 )
 def test_tokens_are_counted_as_in_training(family, task):
     settings = settings_of(family)
     config = TRAINABLE[family].make_model(settings).config
-    batch, tokens = made_up_batch(family, settings, config, 5)
+    batch, tokens = synthetic_batch(family, settings, config, 5)
     assert tokens == task.tokens(None, batch)
     assert plan(TRAINABLE[family], given(family)).tokens_per_step * 5 == tokens * BATCH
 
@@ -325,7 +330,7 @@ def test_tokens_are_counted_as_in_training(family, task):
 @pytest.mark.parametrize(("rate", "number"), [(0.15, 4), (0.4, 11), (0.001, 1)])
 def test_so_many_tokens_are_predicted(rate, number):
     settings = settings_of("bert", mask_rate=rate)
-    batch, _ = made_up_batch("bert", settings, TRAINABLE["bert"].make_model(settings).config, 6)
+    batch, _ = synthetic_batch("bert", settings, TRAINABLE["bert"].make_model(settings).config, 6)
     assert len(batch["predicted_positions"]) == 6 * number
 
 
@@ -380,7 +385,7 @@ def test_the_speed_is_that_of_whole_steps(monkeypatch):
         return step(optimizer, *arguments)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", timed_step)
-    made = Rehearsal(TRAINABLE["decoder"], settings_of("decoder", accumulation=4))
+    made = TrialStep(TRAINABLE["decoder"], settings_of("decoder", accumulation=4))
     before = made.model.lm_head.weight.detach().clone()
 
     def move_on(*arguments):

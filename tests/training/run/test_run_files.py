@@ -8,7 +8,7 @@ import pytest
 from regard.training.run.checkpoints import Progress, _read_progress, is_whole, list_checkpoints
 from regard.training.run.fingerprint import load_origin
 from regard.training.run.folder import load_results
-from regard.training.run.settings import read_yaml
+from regard.training.run.settings_file import read_yaml
 
 SPOILT = [b"", b"[]", b"null", b'"x"', b"[" * 5_000, b"\0\0", "{}".encode("utf-16"), b"\xef\xbb\xbf{}", b'{"a":']
 

@@ -4,7 +4,8 @@ import pytest
 import yaml
 
 from regard.training.families.bert import BertSettings
-from regard.training.run.settings import TrainingSettings, make_settings, read_yaml, to_dict
+from regard.training.run.settings import TrainingSettings, make_settings, to_dict
+from regard.training.run.settings_file import read_yaml
 
 NAN, INF = float("nan"), float("inf")
 

@@ -1,0 +1,129 @@
+"""Captioned images as examples: tokenized captions, epochs of them and batches."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+from datasets import Dataset, Features, Sequence, Value
+from datasets.fingerprint import Hasher
+from torch import Tensor
+
+from ...tokenization.processor import RegardCaptionerProcessor
+from .masking import IGNORED
+from .seq2seq import padded
+from .tokenized import FlatColumn, plain_backend
+
+logger = logging.getLogger("regard.training")
+
+
+# Part of the cache key: raise it whenever the same captions would give other rows than before.
+FORMAT_VERSION = 1
+
+
+class Example(TypedDict):
+    """An image and the ids of its caption, the end token last."""
+
+    image: Any
+    labels: np.ndarray
+
+
+class CaptionExamples:
+    """Makes the examples of each epoch from captioned images.
+
+    Args:
+        rows: with an `image` and a `text`.
+        processor: turns captions into ids.
+        max_length: of a caption in tokens, the end token included; longer ones are cut, and counted in a warning.
+        seed: of the run.
+    """
+
+    def __init__(self, rows: Dataset, processor: RegardCaptionerProcessor, max_length: int, seed: int = 0) -> None:
+        self.rows, self.seed = rows, seed
+        self.captions = _tokenize_captions(rows, processor.tokenizer, max_length)
+        self.unknown = np.flatnonzero(self.captions["unknown"])
+        self.ids = FlatColumn(self.captions, "ids")
+
+    def epoch(self, number: int) -> CaptionEpoch:
+        """The examples of an epoch, in its order.
+
+        Raises:
+            ValueError: if a caption holds nothing but unknown words, from which nothing can be learned.
+        """
+        if len(self.unknown):
+            text = self.rows[int(self.unknown[0])]["text"]
+            raise ValueError(
+                f"the caption {text!r} holds no word that the tokenizer knows: leave it out, or choose another "
+                "`tokenizer` or a lower `min_frequency`"
+            )
+        return CaptionEpoch(self, np.random.default_rng([self.seed, number]).permutation(len(self.rows)))
+
+    def in_order(self) -> CaptionEpoch:
+        """All examples in the order of the rows."""
+        return CaptionEpoch(self, np.arange(len(self.rows)))
+
+
+def _tokenize_captions(rows: Dataset, tokenizer: Any, max_length: int) -> Dataset:
+    backend = plain_backend(tokenizer)
+    end, unknown = tokenizer.eos_token_id, tokenizer.unk_token_id
+
+    def tokenize(batch: dict[str, list[str]]) -> dict[str, list[Any]]:
+        captions: dict[str, list[Any]] = {"ids": [], "cut": [], "unknown": []}
+        for encoding in backend.encode_batch(batch["text"], add_special_tokens=False):
+            captions["ids"].append([*encoding.ids[: max_length - 1], end])
+            captions["cut"].append(len(encoding) >= max_length)
+            captions["unknown"].append(all(id_ == unknown for id_ in encoding.ids))
+        return captions
+
+    captions = rows.select_columns(["text"]).map(
+        tokenize,
+        batched=True,
+        remove_columns=["text"],
+        features=Features({"ids": Sequence(Value("int32")), "cut": Value("bool"), "unknown": Value("bool")}),
+        new_fingerprint=Hasher.hash((rows._fingerprint, backend.to_str(), end, unknown, max_length, FORMAT_VERSION)),
+        desc="Tokenising",
+    )
+    if cut := sum(captions["cut"]):
+        logger.warning("%s of %s captions are longer than `max_length` (%d) and cut.", cut, len(rows), max_length)
+    return captions
+
+
+class CaptionEpoch(torch.utils.data.Dataset):
+    """Captioned images in some order."""
+
+    def __init__(self, examples: CaptionExamples, order: np.ndarray) -> None:
+        self._examples, self.order = examples, order
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, index: int) -> Example:
+        """Reads an example.
+
+        Raises:
+            IndexError: if there is no such example.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"example {index} of {len(self)}")
+        examples, row = self._examples, int(self.order[index])
+        return Example(image=examples.rows[row]["image"], labels=examples.ids.row(row))
+
+
+@dataclass(frozen=True)
+class CaptionCollator:
+    """Brings images to one size and pads captions to the longest.
+
+    Args:
+        processor: makes `pixel_values` of images.
+    """
+
+    processor: RegardCaptionerProcessor
+
+    def __call__(self, examples: list[Example]) -> dict[str, Tensor]:
+        """Makes a batch of `pixel_values` (batch, channels, height, width) and `labels` (batch, target)."""
+        images = self.processor(images=[example["image"] for example in examples], return_tensors="pt")
+        labels = padded([example["labels"] for example in examples], IGNORED)
+        return {"pixel_values": images["pixel_values"], "labels": labels}
