@@ -17,7 +17,7 @@ from transformers.utils.generic import can_return_tuple
 from ..configuration.bert import RegardBertConfig
 from .bert import RegardBertModel, RegardBertPreTrainedModel
 from .checks import require_exactly_one
-from .cpu.linear import Dropout, Linear
+from .cpu import Dropout, Linear
 from .losses import cross_entropy, mean_loss
 
 

@@ -19,9 +19,8 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 
 from ..configuration.captioner import RegardCaptionerConfig
-from .base import FastGenerationMixin, RegardPreTrainedModel
-from .compat import CACHE, named_cache, takes_cache
-from .cpu.linear import Linear
+from .base import CACHE, FastGenerationMixin, RegardPreTrainedModel, named_cache, takes_cache
+from .cpu import Linear
 from .losses import cross_entropy, mean_loss, shift_right
 from .recurrent import RecurrentCache, RegardRecurrentDecoder
 from .transformer import RegardTransformerDecoder

@@ -16,14 +16,19 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..configuration.decoder import RegardDecoderConfig
 from .attention import MultiHeadAttention
-from .base import FastGenerationMixin, RegardPreTrainedModel, show_weights
+from .base import (
+    CACHE,
+    FastGenerationMixin,
+    RegardPreTrainedModel,
+    eager_for_output_attentions,
+    named_cache,
+    takes_cache,
+)
 from .block import TransformerBlock, TransformerStack
 from .checks import check_ids, check_length, check_positions, require_exactly_one
-from .compat import CACHE, named_cache, takes_cache
-from .cpu.linear import Linear
-from .embeddings import TextEmbeddings
+from .cpu import Linear
 from .losses import causal_lm_loss
-from .positions import position_ids_for
+from .positions import TextEmbeddings, position_ids_for
 
 
 class RegardDecoderPreTrainedModel(RegardPreTrainedModel):
@@ -58,7 +63,7 @@ class RegardDecoderModel(RegardDecoderPreTrainedModel):
 
     @merge_with_config_defaults
     @capture_outputs
-    @show_weights
+    @eager_for_output_attentions
     @takes_cache
     def forward(
         self,

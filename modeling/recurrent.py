@@ -7,7 +7,7 @@ encoder's states (two directions), A width of the alignment, V vocabulary.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,20 +20,19 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 
 from ..configuration.recurrent import RegardRecurrentConfig
 from .attention import attend, make_alignment, normalize
-from .base import FastGenerationMixin, RegardPreTrainedModel
+from .base import CACHE, FastGenerationMixin, RegardPreTrainedModel, named_cache, takes_cache
 from .checks import check_ids, check_source, require_exactly_one
-from .compat import CACHE, named_cache, takes_cache
-from .cpu.linear import Dropout, Linear
-from .cpu.rnn import (
+from .cpu import (
     GRU,
     LSTM,
-    CellProducts,
+    Dropout,
     GRUCell,
+    Linear,
     LSTMCell,
-    Product,
-    cell_products,
-    shared_product,
-    shares_products,
+    ReadingOrder,
+    StepProducts,
+    reading_orders,
+    share_step_products,
 )
 from .seq2seq import ConditionalGeneration, EncoderDecoderModel
 
@@ -129,38 +128,10 @@ class RecurrentEncoderLayer(GradientCheckpointingLayer):
         self.forward_rnn = kind(input_size, config.encoder_hidden_size)
         self.backward_rnn = kind(input_size, config.encoder_hidden_size)
 
-    def forward(self, inputs: Tensor, orders: tuple[Tensor, ...], sizes: list[int] | None) -> Tensor:
+    def forward(self, inputs: Tensor, orders: tuple[ReadingOrder, ReadingOrder]) -> Tensor:
         """Reads the inputs in both of `reading_orders`; places that are not read get zeros."""
-        rows, length = inputs.shape[:2]
-        tokens, directions = inputs.flatten(0, 1), []
-        for rnn, order in zip((self.forward_rnn, self.backward_rnn), orders, strict=True):
-            read = tokens.index_select(0, order)
-            states = rnn(read.unflatten(0, (length, rows))).flatten(0, 1) if sizes is None else rnn(read, sizes)
-            directions.append(states.new_zeros(rows * length, states.shape[1]).index_copy(0, order, states))
-        return torch.cat(directions, dim=-1).unflatten(0, (rows, length))  # (B, S, C)
-
-
-def reading_orders(mask: Tensor, is_packed: bool) -> tuple[tuple[Tensor, ...], list[int] | None]:
-    """In which order each direction reads the tokens: all rows' first ones, then their second ones, and so on.
-
-    Args:
-        mask: True for tokens, False for padding, (B, S).
-        is_packed: whether to leave the padding out; else it is read last, so that no token's state comes after it.
-
-    Returns:
-        The order from left to right and that from right to left, as places in the flattened mask; and, packed, the
-        number of rows in each step, the longest rows first.
-    """
-    rows, length = mask.shape
-    places = torch.arange(length, device=mask.device)
-    firsts = torch.arange(rows, device=mask.device).unsqueeze(1) * length
-    orders = [torch.where(mask, keys, length).argsort(dim=1) + firsts for keys in (places, -places)]  # two (B, S)
-    if not is_packed:
-        return tuple(order.t().flatten() for order in orders), None
-    lengths, longest_first = mask.sum(dim=1).sort(descending=True)
-    is_read = places[: int(lengths[0])].unsqueeze(1) < lengths  # (longest, B)
-    packed = tuple(order[longest_first].t()[: len(is_read)][is_read] for order in orders)
-    return packed, is_read.sum(dim=1).tolist()
+        rnns = (self.forward_rnn, self.backward_rnn)
+        return torch.cat([rnn(inputs, order) for rnn, order in zip(rnns, orders, strict=True)], dim=-1)  # (B, S, C)
 
 
 class RegardRecurrentEncoder(RegardRecurrentPreTrainedModel):
@@ -191,11 +162,11 @@ class RegardRecurrentEncoder(RegardRecurrentPreTrainedModel):
         check_source(given.shape[1], attention_mask)
         embedded = self.dropout(self.tokens(input_ids) if inputs_embeds is None else inputs_embeds)
         mask = given.new_ones(given.shape[:2], dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-        orders, sizes = reading_orders(mask, is_packed=shares_products(self, embedded))
+        orders = reading_orders(mask, self, embedded)
         hidden_states = [embedded]
         for number, layer in enumerate(self.layers):
             inputs = self.dropout(hidden_states[-1]) if number else embedded
-            hidden_states.append(layer(inputs, orders, sizes).masked_fill(~mask.unsqueeze(-1), 0.0))
+            hidden_states.append(layer(inputs, orders).masked_fill(~mask.unsqueeze(-1), 0.0))
         shown = tuple(hidden_states) if _asked(self, kwargs, "output_hidden_states") else None
         return BaseModelOutput(last_hidden_state=hidden_states[-1], hidden_states=shown)
 
@@ -214,18 +185,6 @@ def end_states(states: Tensor, mask: Tensor | None) -> Tensor:
     first = mask.int().argmax(dim=1)
     last = (mask.int() * (places + 1)).argmax(dim=1)
     return torch.cat([forward[rows, last], backward[rows, first]], dim=-1)
-
-
-class StepProducts(NamedTuple):
-    """What all steps of a decoder multiply by.
-
-    Attributes:
-        memory: for the weights of what is attended to.
-        cells: for each layer's input and state; None where each step makes its own product.
-    """
-
-    memory: Product
-    cells: list[CellProducts | None]
 
 
 class RecurrentDecoderStep(GradientCheckpointingLayer):
@@ -252,13 +211,6 @@ class RecurrentDecoderStep(GradientCheckpointingLayer):
     def begin(self, hidden: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The first state, from each layer's hidden state (B, E)."""
         return (*hidden, *(torch.zeros_like(each) for each in hidden)) if self.is_lstm else hidden
-
-    def products(self, memory: Tensor) -> StepProducts | None:
-        """The products for all steps on a memory (B, S, C); None if each has to make its own."""
-        # A step that is computed again for its gradients gets what they are of as tensors.
-        if self.gradient_checkpointing or not shares_products(self, memory):
-            return None
-        return StepProducts(shared_product(memory), [cell_products(cell) for cell in self.cells])
 
     def forward(
         self,
@@ -362,8 +314,11 @@ class RegardRecurrentDecoder(RegardRecurrentPreTrainedModel):
         state, source = kept.state, kept.source
         assert state is not None
         seen = None if mask is None else mask.unsqueeze(1)  # (B, 1, S)
-        # What is wrapped around a step may have its weights in place only while it is called.
-        products = self.step.products(memory) if type(self.step) is RecurrentDecoderStep else None
+        products = None
+        # A wrapper around the step may have its weights in place only while it is called, and gradient checkpointing
+        # needs all that has gradients as tensors among the arguments.
+        if type(self.step) is RecurrentDecoderStep and not self.step.gradient_checkpointing:
+            products = share_step_products(self.step, self.step.cells, memory)
 
         contexts, weights, states = [], [], []
         # Taken apart at once: a slice for each step would have a gradient as large as the whole for each step.

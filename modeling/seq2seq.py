@@ -12,11 +12,8 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple
 
-from .base import RegardPreTrainedModel
-from .compat import CACHE, named_cache, takes_cache
-from .cpu.linear import is_unhooked
-from .cpu.vocabulary_loss import vocabulary_loss
-from .losses import check_labels, cross_entropy, mean_loss, shift_right
+from .base import CACHE, RegardPreTrainedModel, named_cache, takes_cache
+from .losses import cross_entropy, loss_without_scores, shift_right
 
 
 class SharedVocabulary(RegardPreTrainedModel):
@@ -205,12 +202,11 @@ class ConditionalGeneration(SharedVocabulary):
     def _score(
         self, hidden_states: Tensor, labels: Tensor | None, items: Tensor | int | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The scores of the vocabulary and, if there are labels, the loss; `forward` tells of chosen positions."""
-        head, smoothing = self.lm_head, self.config.label_smoothing
-        if self.training and hidden_states.dim() == 2 and is_unhooked(head) and not smoothing:
-            assert labels is not None
-            check_labels(labels, len(head.weight))
-            total = vocabulary_loss(hidden_states, head.weight, head.bias, labels)
-            return None, mean_loss(total, len(labels), items)
-        logits = head(hidden_states)
+        """The scores of the vocabulary, if they are needed, and the loss, if there are labels."""
+        smoothing = self.config.label_smoothing
+        if not smoothing:
+            loss = loss_without_scores(hidden_states, self.lm_head, labels, self.config.vocab_size, items)
+            if loss is not None:
+                return None, loss
+        logits = self.lm_head(hidden_states)
         return logits, None if labels is None else cross_entropy(logits, labels, items, label_smoothing=smoothing)

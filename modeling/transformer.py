@@ -19,13 +19,17 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..configuration.transformer import RegardTransformerConfig
 from .attention import MultiHeadAttention
-from .base import FastGenerationMixin, RegardPreTrainedModel, show_weights
+from .base import (
+    FastGenerationMixin,
+    RegardPreTrainedModel,
+    eager_for_output_attentions,
+    named_cache,
+    takes_cache,
+)
 from .block import TransformerBlock, TransformerStack
 from .checks import check_ids, check_length, check_positions, check_source, require_exactly_one
-from .compat import named_cache, takes_cache
-from .cpu.linear import Linear
-from .embeddings import TextEmbeddings
-from .positions import position_ids_for
+from .cpu import Linear
+from .positions import TextEmbeddings, position_ids_for
 from .seq2seq import ConditionalGeneration, EncoderDecoderModel
 
 
@@ -68,7 +72,7 @@ class RegardTransformerEncoder(RegardTransformerPreTrainedModel):
 
     @merge_with_config_defaults
     @capture_outputs
-    @show_weights
+    @eager_for_output_attentions
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -110,7 +114,7 @@ class RegardTransformerDecoder(RegardTransformerPreTrainedModel):
 
     @merge_with_config_defaults
     @capture_outputs
-    @show_weights
+    @eager_for_output_attentions
     @takes_cache
     def forward(
         self,

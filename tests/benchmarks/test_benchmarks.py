@@ -15,7 +15,7 @@ from benchmarks import NAMES, pretraining, recurrent, report
 from benchmarks.__main__ import chosen_cases, main
 from benchmarks.compare import Case, Disagreement, agree, compare
 from benchmarks.sides import SideFailed
-from regard.modeling.packing import without_filling
+from regard.modeling.cpu import without_row_padding
 
 OURS_SECONDS, STOCK_SECONDS = [7.0, 1.0, 2.0, 3.0, 5.0, 4.0], [9.0, 3.0, 1.0, 6.0, 4.0, 20.0]
 
@@ -181,7 +181,7 @@ def test_operations_are_those_of_the_matrix_products(tmp_path, side):
     step = pretraining.SIDES[side](parameters, tmp_path)
     tokens, needed = step.size(step.batches[0])
     # The counter does not know oneDNN's products, and the formula not what fills up a batch.
-    with torch.backends.mkldnn.flags(enabled=False), FlopCounterMode(display=False) as counter, without_filling():
+    with torch.backends.mkldnn.flags(enabled=False), FlopCounterMode(display=False) as counter, without_row_padding():
         step.model(**step.batches[0]).loss.backward()
     assert tokens == 5 * 38
     if side == "regard":

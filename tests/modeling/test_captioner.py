@@ -447,7 +447,7 @@ def test_the_vocabulary_can_grow_and_shrink(decoder_type, tied, make_captioner, 
             assert logits.shape[-1] == size
             torch.testing.assert_close(logits[..., :37], before)
     with pytest.raises(
-        ValueError, match=r"^`decoder_input_ids` holds the id 40, but `vocab_size` \(37\) allows 0 to 36$"
+        ValueError, match=r"^`decoder_input_ids` contains the id 40, but `vocab_size` \(37\) allows 0 to 36$"
     ):
         model(pixel_values, decoder_input_ids=torch.full((3, 2), 40))
 

@@ -159,7 +159,9 @@ def test_a_row_of_nothing_but_padding_harms_nobody(model_class, kernel, dtype, m
         if "attention_mask" in inputs:
             mask = inputs["attention_mask"].clone()
             mask[1] = 0
-            with pytest.raises(ValueError, match=r"row 1 of the source is padding alone: give it one token or more$"):
+            with pytest.raises(
+                ValueError, match=r"row 1 of the source is nothing but padding: it must have at least one token$"
+            ):
                 model(**(inputs | {"attention_mask": mask}))
     else:
         inputs["attention_mask"][1] = 0

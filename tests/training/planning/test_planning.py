@@ -7,7 +7,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.modeling.packing import without_filling
+from regard.modeling.cpu import without_row_padding
 from regard.training.families.bert import BertObjective
 from regard.training.families.decoder import DecoderObjective
 from regard.training.families.registry import TRAINABLE
@@ -120,7 +120,7 @@ def measured_peak(family: str, folder, **changes) -> int:
     loop = Loop(task, model, settings, Budget(steps=1), folder, make_accelerator(settings, folder))
     part = settings.batch_size // settings.accumulation
     batches = [synthetic_batch(family, settings, model.config, part)[0] for _ in range(settings.accumulation)]
-    with without_filling():
+    with without_row_padding():
         return _measured(loop, model, batches)
 
 
