@@ -38,11 +38,11 @@ from .seq2seq import ConditionalGeneration, EncoderDecoderModel
 
 
 class RecurrentCache(Cache):
-    """What a recurrent decoder keeps between steps: its state, and what it made of the source.
+    """The state of a recurrent decoder between steps.
 
     Attributes:
-        state: see `RecurrentDecoderStep`; None before the first step.
-        source: see `RecurrentDecoderStep`; None before the first step.
+        state: the `state` of `RecurrentDecoderStep`; None before the first step.
+        source: the `source` of `RecurrentDecoderStep`; None before the first step.
         steps: number of target tokens read.
     """
 
@@ -61,12 +61,12 @@ class RecurrentCache(Cache):
         return self.steps
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """No maximum: -1."""
+        """Returns -1, which means that there is no maximum."""
         return -1
 
     @property
     def is_compileable(self) -> bool:
-        """Whether a compiled decoding step can use it."""
+        """Whether a compiled decoding step can use this cache, which it cannot."""
         return False
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
@@ -74,7 +74,7 @@ class RecurrentCache(Cache):
             self.state, self.source = tuple(map(change, self.state)), change(self.source)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Takes the rows that beam search goes on with."""
+        """Keeps the rows that beam search continues."""
         self._map(lambda values: values.index_select(0, beam_idx.to(values.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -93,9 +93,9 @@ class RegardRecurrentPreTrainedModel(RegardPreTrainedModel):
     config: RegardRecurrentConfig
     base_model_prefix = "model"
     _no_split_modules = ["RecurrentEncoderLayer", "RecurrentDecoderStep"]
-    # A state can't be taken back to an earlier token, as assisted generation would have it.
+    # A state cannot be rolled back to an earlier token, which assisted generation needs.
     _is_stateful = True
-    # There is no kernel to choose from.
+    # There is only one attention implementation.
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = False
     tokens: nn.Embedding
 
@@ -135,7 +135,7 @@ class RecurrentEncoderLayer(GradientCheckpointingLayer):
 
 
 class RegardRecurrentEncoder(RegardRecurrentPreTrainedModel):
-    """Reads the source in both directions: states of every token, zero on padding."""
+    """Reads the source in both directions: computes states of every token, and zeros for padding."""
 
     main_input_name = "input_ids"
 
@@ -156,7 +156,7 @@ class RegardRecurrentEncoder(RegardRecurrentPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
-        """Encodes source ids or embeddings (B, S) under a mask (B, S), padding on either side: (B, S, C)."""
+        """Encodes source ids or embeddings (B, S) under a mask (B, S), padded on either side: (B, S, C)."""
         given = require_exactly_one(input_ids, inputs_embeds)
         check_ids("input_ids", input_ids, self.tokens.num_embeddings, "vocab_size")
         check_source(given.shape[1], attention_mask)
@@ -167,16 +167,16 @@ class RegardRecurrentEncoder(RegardRecurrentPreTrainedModel):
         for number, layer in enumerate(self.layers):
             inputs = self.dropout(hidden_states[-1]) if number else embedded
             hidden_states.append(layer(inputs, orders).masked_fill(~mask.unsqueeze(-1), 0.0))
-        shown = tuple(hidden_states) if _asked(self, kwargs, "output_hidden_states") else None
+        shown = tuple(hidden_states) if _is_requested(self, kwargs, "output_hidden_states") else None
         return BaseModelOutput(last_hidden_state=hidden_states[-1], hidden_states=shown)
 
 
-def _asked(model: RegardPreTrainedModel, kwargs: Any, name: str) -> bool:
+def _is_requested(model: RegardPreTrainedModel, kwargs: Any, name: str) -> bool:
     return bool(kwargs.get(name, getattr(model.config, name)))
 
 
 def end_states(states: Tensor, mask: Tensor | None) -> Tensor:
-    """The source in one vector: the forward state of its last token, the backward state of its first: (B, C)."""
+    """The source in one vector, (B, C): the forward state of its last token and the backward state of its first."""
     forward, backward = states.chunk(2, dim=-1)
     if mask is None:
         return torch.cat([forward[:, -1], backward[:, 0]], dim=-1)
@@ -188,14 +188,15 @@ def end_states(states: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class RecurrentDecoderStep(GradientCheckpointingLayer):
-    """One step of the decoder: its last state asks the source, and the answer goes into the next state.
+    """One step of the decoder: its last state is the query, and the context vector goes into the next state.
 
-    Between steps go the `state`, of each layer the hidden state (B, E), followed in an LSTM by each layer's cell; and
-    the `source` as the step needs it, the projected keys (B, S, A), or without an alignment the one vector (B, C).
+    The `state` that is passed between steps is the hidden state (B, E) of each layer, followed in an LSTM by each
+    layer's cell. The `source` is what a step needs of it: the projected keys (B, S, A), or without an alignment the
+    fixed context vector (B, C).
 
     Args:
-        config: gives the widths, the number of layers and the kinds of cell and alignment.
-        context_size: width of what is attended to.
+        config: configuration with the widths, the number of layers and the kinds of cell and alignment.
+        context_size: width of the states that are attended to.
     """
 
     def __init__(self, config: RegardRecurrentConfig, context_size: int) -> None:
@@ -223,10 +224,10 @@ class RecurrentDecoderStep(GradientCheckpointingLayer):
     ) -> tuple[Tensor, ...]:
         """Reads a token (B, E), attending to a memory (B, S, C) under a mask (B, 1, S).
 
-        `products` are those of the method.
+        `products` are those of `share_step_products`; None if the step computes its own.
 
         Returns:
-            The context vector (B, C), the weights behind it (B, 1, S), None without an alignment, and the next state.
+            The context vector (B, C); its weights (B, 1, S), or None without an alignment; and the next state.
         """
         layers = len(self.cells)
         context, weights = source, None
@@ -249,13 +250,13 @@ class RecurrentDecoderStep(GradientCheckpointingLayer):
 
 
 class RegardRecurrentDecoder(RegardRecurrentPreTrainedModel):
-    """Writes the target step by step on what an encoder gave.
+    """Writes the target step by step from an encoder's states.
 
     Args:
-        config: see `RegardRecurrentConfig`.
-        context_size: width of what is attended to; that of the recurrent encoder's states if None.
-        summarize: the source in one vector (B, C), given what is attended to (B, S, C) and its mask (B, S): what the
-            first state is made of, and without an alignment the fixed context vector.
+        config: the configuration.
+        context_size: width of the states that are attended to; that of the recurrent encoder's states if None.
+        summarize: maps the states that are attended to (B, S, C) and their mask (B, S) to one vector (B, C). The first
+            state is computed from it, and without an alignment it is the fixed context vector.
     """
 
     def __init__(
@@ -295,10 +296,10 @@ class RegardRecurrentDecoder(RegardRecurrentPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Decodes target ids (B, T) on encoder states (B, S, C); see `EncoderDecoderModel.forward`.
+        """Decodes target ids (B, T) from encoder states (B, S, C), as for `EncoderDecoderModel.forward`.
 
-        The hidden states are the embeddings and each layer's; the last hidden state is what the output layer reads,
-        made of the last layer's, the context vector and the embedding.
+        `hidden_states` are the embeddings and the states of each layer. `last_hidden_state` is the output layer's
+        input, computed from the state of the last layer, the context vector and the embedding.
         """
         require_exactly_one(input_ids, inputs_embeds, "decoder_")
         check_ids("decoder_input_ids", input_ids, self.tokens.num_embeddings, "vocab_size")
@@ -321,7 +322,7 @@ class RegardRecurrentDecoder(RegardRecurrentPreTrainedModel):
             products = share_step_products(self.step, self.step.cells, memory)
 
         contexts, weights, states = [], [], []
-        # Taken apart at once: a slice for each step would have a gradient as large as the whole for each step.
+        # Unbound once: a slice for each step would have a gradient as large as the whole tensor.
         for token in embedded.unbind(dim=1):
             context, attended, *state = self.step(token, memory, source, seen, products, *state)
             contexts.append(context)
@@ -330,11 +331,11 @@ class RegardRecurrentDecoder(RegardRecurrentPreTrainedModel):
         hidden = [torch.stack(layer, dim=1) for layer in zip(*states, strict=True)]  # each (B, T, E)
         read = torch.cat([hidden[-1], torch.stack(contexts, dim=1), embedded], dim=-1)
         kept.state, kept.steps = tuple(state), kept.steps + embedded.shape[1]
-        shown = self.step.alignment is not None and _asked(self, kwargs, "output_attentions")
+        shown = self.step.alignment is not None and _is_requested(self, kwargs, "output_attentions")
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=self.dropout(torch.tanh(self.readout(read))),
             **named_cache(kept if use_cache else None),
-            hidden_states=(embedded, *hidden) if _asked(self, kwargs, "output_hidden_states") else None,
+            hidden_states=(embedded, *hidden) if _is_requested(self, kwargs, "output_hidden_states") else None,
             cross_attentions=(torch.stack(weights, dim=2),) if shown else None,  # (B, 1, T, S)
         )
 
