@@ -116,15 +116,15 @@ def test_the_form_of_outputs_in_a_configuration_changes_nothing(command, lines, 
 def test_a_number_beyond_64_bits(refusal, spoilt, images, tmp_path):
     model = spoilt("captioner", attention_regularization=10**30)
     told = refusal("evaluate", model, "--data", images)
-    assert f"`model` ({model}) can't be loaded: `attention_regularization` ({10**30}) must be a number of at" in told
+    assert f"`model` ({model}) cannot be loaded: `attention_regularization` ({10**30}) must be a number of at" in told
 
 
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"model_max_length": 1.5}, "has a tokenizer whose `model_max_length` (1.5) is not a number from 1 on"),
+        ({"model_max_length": 1.5}, "has a tokenizer whose `model_max_length` (1.5) must be a number of at least 1"),
         ({"model_input_names": []}, "has a tokenizer whose `model_input_names` ([]) do not name 'input_ids'"),
-        ({"unk_token": "x"}, "has a tokenizer that fails on a character it does not know: "),
+        ({"unk_token": "x"}, "has a tokenizer that fails on an unknown character: "),
         ({"comment": "\ud800"}, "has a tokenizer_config.json that is not JSON: 'utf-8' codec can't encode"),
         ({"pad_token": None}, "has no pad token, which is needed"),
     ],
