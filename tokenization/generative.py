@@ -11,8 +11,8 @@ from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import Trainer, WordLevelTrainer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-# The ids are the places here. Each name has letters and punctuation, which all of these tokenizers separate before they
-# learn anything, so none of them learns a token of the same name from a text.
+# The ids are the places here. Each name has letters and punctuation, which all of these tokenizers separate before
+# learning, so none of them learns a token of the same name from a text.
 PAD, BOS, EOS, UNK = SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 
 
