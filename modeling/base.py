@@ -1,4 +1,4 @@
-"""What the families' model classes share: initial weights, saving, generation, and the names of their caches."""
+"""The base of the model classes: initial weights, saving, generation, and the names of caches."""
 
 from __future__ import annotations
 

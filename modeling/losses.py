@@ -77,7 +77,7 @@ def loss_without_scores(
         layer: the output layer, from E to V.
         labels: (P,), -100 for a position to ignore.
         num_classes: V.
-        num_items_in_batch: number of predicted positions in the whole batch; see `mean_loss`.
+        num_items_in_batch: number of predicted positions in the whole batch, as for `mean_loss`.
         transform: computes what the layer reads from the hidden states.
 
     Returns:
@@ -116,7 +116,7 @@ def causal_lm_loss(
     Args:
         logits: scores of the vocabulary.
         labels: the ids of the text itself; ignored if `shift_labels` is given.
-        num_items_in_batch: number of predicted tokens in the whole batch; see `mean_loss`.
+        num_items_in_batch: number of predicted tokens in the whole batch, as for `mean_loss`.
         shift_labels: the ids to predict at each position, already shifted.
     """
     if shift_labels is None:

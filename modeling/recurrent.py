@@ -66,7 +66,7 @@ class RecurrentCache(Cache):
 
     @property
     def is_compileable(self) -> bool:
-        """Whether a compiled decoding step can use this cache, which it cannot."""
+        """Returns False: a compiled decoding step cannot use this cache."""
         return False
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:

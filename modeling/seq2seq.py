@@ -1,4 +1,4 @@
-"""What the encoder-decoder families share: encode, decode on it, score the vocabulary.
+"""The base of the encoder-decoder families: encodes the source, decodes the target and scores the vocabulary.
 
 Dimension letters: B batch, S source length, T target length, E width of the model, V vocabulary.
 """
