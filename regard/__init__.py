@@ -45,22 +45,22 @@ register_families()
 # What training needs is imported when it is first asked for: loading a model does not need it.
 _TRAINING = ("train_model", "train_bert", "train_captioner", "train_decoder", "train_recurrent", "train_transformer")
 _LAZY = {
-    "attention_map": ".inspection.attention",
+    "attention_map": ".inspection.maps.attention_map",
     "encode_texts": ".encoding",
     "evaluate_model": ".training.evaluation",
-    "faithfulness": ".inspection.faithfulness",
+    "faithfulness": ".inspection.faithfulness.faithfulness",
     "fill_masks": ".fill",
     "finetune": ".finetuning",
-    "format_trace": ".inspection.shapes",
+    "format_trace": ".inspection.steps.trace",
     "generate_text": ".generate",
-    "head_distances": ".inspection.heads",
-    "order_effect": ".inspection.dependence",
+    "head_distances": ".inspection.steps.head_distances",
+    "order_effect": ".inspection.steps.dependence",
     "plan_training": ".plan",
-    "plot_head_distances": ".inspection.heads",
-    "position_gradients": ".inspection.dependence",
-    "trace_shapes": ".inspection.shapes",
-    "word_senses": ".inspection.senses",
-    "worked_calculation": ".inspection.calculation",
+    "plot_head_distances": ".inspection.steps.head_distances",
+    "position_gradients": ".inspection.steps.dependence",
+    "trace_shapes": ".inspection.steps.trace",
+    "word_senses": ".inspection.senses.senses",
+    "worked_calculation": ".inspection.steps.worked_example",
     **dict.fromkeys(_TRAINING, ".train"),
 }
 
