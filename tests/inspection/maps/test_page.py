@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from regard.inspection.maps.attention_map import attention_map
-from regard.inspection.maps.maps import AttentionMap
+from regard.inspection.maps.attention_map import AttentionMap, attention_map
 from regard.inspection.maps.tokens import Token
 from tests.inspection.conftest import HARD, RIGHT_TO_LEFT, TEXT
 from tests.support.chromium import Chromium, find_chromium
