@@ -47,21 +47,21 @@ _TRAINING = ("train_model", "train_bert", "train_captioner", "train_decoder", "t
 _LAZY = {
     "attention_map": ".inspection.maps.attention_map",
     "encode_texts": ".encoding",
-    "evaluate_model": ".training.evaluation",
+    "evaluate_model": ".training.families.evaluate",
     "faithfulness": ".inspection.faithfulness.faithfulness",
-    "fill_masks": ".fill",
-    "finetune": ".finetuning",
+    "fill_masks": ".commands.fill",
+    "finetune": ".commands.finetune",
     "format_trace": ".inspection.steps.trace",
-    "generate_text": ".generate",
+    "generate_text": ".commands.generate",
     "head_distances": ".inspection.steps.head_distances",
     "order_effect": ".inspection.steps.dependence",
-    "plan_training": ".plan",
+    "plan_training": ".commands.plan",
     "plot_head_distances": ".inspection.steps.head_distances",
     "position_gradients": ".inspection.steps.dependence",
     "trace_shapes": ".inspection.steps.trace",
     "word_senses": ".inspection.senses.senses",
     "worked_calculation": ".inspection.steps.worked_example",
-    **dict.fromkeys(_TRAINING, ".train"),
+    **dict.fromkeys(_TRAINING, ".commands.train"),
 }
 
 __all__ = [

@@ -261,7 +261,7 @@ def test_a_prompt_that_was_learned(make_model):
     tuned = get_peft_model(model, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
     length = len(tokenizer(TEXT)["input_ids"])
     with pytest.raises(
-        ValueError, match=f" attends to {length + 3} keys, but there are {length} inputs: attention to a prefix,"
+        ValueError, match=f" attends to {length + 3} keys, but there are {length} inputs: attention to"
     ):
         faithfulness(tuned, tokenizer, [TEXT, TEXT])
 

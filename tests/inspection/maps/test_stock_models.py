@@ -138,9 +138,7 @@ def test_rows_that_sum_to_more_than_one_are_no_weights(
         return outputs
 
     monkeypatch.setattr(model, "forward", with_twice)
-    with pytest.raises(
-        ValueError, match=r"^a BertModel returned numbers that are not weights: .* sums to more than one$"
-    ):
+    with pytest.raises(ValueError, match=r"^a BertModel returned numbers that are not weights: .* to more than one$"):
         attention_map(model, tokenizer, TEXT)
 
 
@@ -175,9 +173,7 @@ def test_weights_that_are_no_numbers(tokenizers: dict[str, Any]) -> None:
     model = _make("BertModel", tokenizers["pieces"])
     with torch.no_grad():
         model.encoder.layer[0].attention.self.query.weight.fill_(float("nan"))
-    with pytest.raises(
-        ValueError, match="a BertModel returned numbers that are not weights: some are negative or NaN"
-    ):
+    with pytest.raises(ValueError, match="a BertModel returned numbers that are not weights: some are neg"):
         attention_map(model, tokenizers["pieces"], TEXT)
 
 
@@ -388,9 +384,7 @@ def test_what_a_model_that_sees_is_refused(tokenizers: dict[str, Any]) -> None:
         attention_map(model, tokenizers["bytes"], image=_picture())
     windows = {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4, "patch_size": 4}
     swin = transformers.SwinModel(transformers.SwinConfig(image_size=32, **windows))
-    with pytest.raises(
-        ValueError, match="returned no weights over the 4 × 6 patches of the image: its attention is in w"
-    ):
+    with pytest.raises(ValueError, match="returned no weights over the 4 × 6 patches of the image: its attention"):
         attention_map(swin, processor, image=_picture())
     detr = transformers.DetrConfig(
         use_timm_backbone=False,

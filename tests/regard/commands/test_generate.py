@@ -143,7 +143,7 @@ def test_a_prompt_that_leaves_no_room(generate, decoder_folder):
     assert generate(prompt).startswith(prompt)
     prompt += "="
     assert len(tokenizer(prompt)["input_ids"]) == 32
-    with pytest.raises(ValueError, match=r"^`prompt` has 32 tokens, but the model has room for 32: shorten it$"):
+    with pytest.raises(ValueError, match=r"^`prompt` has 32 tokens, and the model has room for 32: shorten it$"):
         generate(prompt)
 
 

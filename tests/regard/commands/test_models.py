@@ -78,7 +78,7 @@ def test_a_source_is_rewritten(command, trained, family):
     ("arguments", "expected"),
     [
         (["  "], "`prompt` is empty"),
-        (["=" * 40], "`prompt` has 41 tokens, but the model has room for 32"),
+        (["=" * 40], "`prompt` has 41 tokens, and the model has room for 32"),
         (["a", "--temperature", "0"], "`temperature` (0.0) must be at least 1e-06"),
         (["a", "--top-p", "1.5"], "`top_p` (1.5) must be more than 0 and at most 1"),
         (["a", "--top-k", "-1"], "`top_k` (-1) must be at least 0"),
