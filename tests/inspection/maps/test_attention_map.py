@@ -234,7 +234,7 @@ def test_a_target_that_is_too_long(make_model):
 
 def test_another_models_tokenizer(make_model, tokenizers):
     model, _ = make_model("BertModel", vocab_size=20)
-    assert "give it its own tokenizer" in refused(model, tokenizers["pieces"], TEXT)
+    assert "use the model's own tokenizer" in refused(model, tokenizers["pieces"], TEXT)
 
 
 def test_several_texts(make_model):
@@ -269,7 +269,7 @@ def test_models_without_attention(make_model, tokenizers, picture):
 
 def test_images_for_those_that_see(make_model, make_captioner, picture):
     model, tokenizer = make_model("BertModel")
-    assert "can't be shown an `image`" in refused(model, tokenizer, image=picture)
+    assert "does not take an `image`" in refused(model, tokenizer, image=picture)
     assert "`text` is missing" in refused(model, tokenizer)
     model, processor = make_captioner()
     assert "`image` is missing" in refused(model, processor)

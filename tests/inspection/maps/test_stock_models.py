@@ -145,7 +145,7 @@ def test_rows_that_sum_to_more_than_one_are_no_weights(
 @pytest.mark.parametrize(
     ("name", "config", "reason"),
     [
-        ("BrosModel", {}, "`input_ids` alone, or not on these (ValueError: You have to specify bbox)"),
+        ("BrosModel", {}, "`input_ids` alone, or not on these values (ValueError: You have to specify bbox)"),
         ("XmodModel", {"languages": ["en_XX", "de_DE"]}, "Input language unknown."),
     ],
 )
