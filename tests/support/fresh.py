@@ -1,0 +1,64 @@
+"""Runs Python in a new process, forked from a server that has imported the libraries, and nothing of ours.
+
+Starting Python and importing torch and transformers takes ten times as long as what most of these processes do.
+"""
+
+import os
+import sys
+from contextlib import suppress
+from multiprocessing import get_context
+from pathlib import Path
+from subprocess import CompletedProcess, TimeoutExpired
+from tempfile import TemporaryDirectory
+from types import ModuleType
+
+LIBRARIES = "torch datasets accelerate transformers.trainer transformers.pipelines evaluate sklearn.metrics typer"
+ROOT = Path(__file__).parents[2]
+
+_server = get_context("forkserver")
+_server.set_forkserver_preload([*LIBRARIES.split(), "matplotlib.figure"])
+
+
+def _execute(code: str, arguments: list[str], folder: Path, environment: dict[str, str], printed: Path) -> None:
+    os.environ.update(environment)
+    os.chdir(folder)
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        file = os.open(printed / name, os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, descriptor)
+        os.close(file)
+    sys.argv = ["-c", *arguments]
+    sys.path.insert(0, str(ROOT))
+    # A module of its own, since what is defined in it may be pickled.
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    exec(compile(code, "<code>", "exec"), main.__dict__)
+
+
+def run_python(
+    code: str, folder: Path, *arguments: str, environment: dict[str, str] | None = None, timeout: float = 300
+) -> CompletedProcess[str]:
+    """Runs code in a folder, with the checkout's package, and returns its exit code and what it printed.
+
+    Args:
+        code: Python source.
+        folder: The working directory.
+        arguments: What follows the program's name in `sys.argv`.
+        environment: Variables to set beside those of the test session.
+        timeout: Seconds after which the process is killed.
+
+    Raises:
+        TimeoutExpired: If the process took longer.
+    """
+    with TemporaryDirectory() as printed:
+        process = _server.Process(
+            target=_execute, args=(code, list(arguments), folder, environment or {}, Path(printed))
+        )
+        process.start()
+        process.join(timeout)
+        if process.exitcode is None:
+            process.kill()
+            raise TimeoutExpired("python", timeout)
+        texts = {"stdout": "", "stderr": ""}
+        for name in texts:
+            with suppress(FileNotFoundError):
+                texts[name] = (Path(printed) / name).read_text(encoding="utf-8")
+        return CompletedProcess("python", process.exitcode, **texts)
