@@ -1,22 +1,28 @@
 """Runs Python in a new process, forked from a server that has imported the libraries, and nothing of ours.
 
-Starting Python and importing torch and transformers takes ten times as long as what most of these processes do.
+Starting Python and importing torch and transformers takes ten times as long as what most of these processes do. The
+hashes of strings have another seed there than in the tests' own process.
 """
 
 import os
 import sys
 from contextlib import suppress
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context
 from pathlib import Path
 from subprocess import CompletedProcess, TimeoutExpired
 from tempfile import TemporaryDirectory
 from types import ModuleType
+from unittest.mock import patch
 
 LIBRARIES = "torch datasets accelerate transformers.trainer transformers.pipelines evaluate sklearn.metrics typer"
 ROOT = Path(__file__).parents[2]
 
-_server = get_context("forkserver")
-_server.set_forkserver_preload([*LIBRARIES.split(), "matplotlib.figure"])
+
+def _start_server() -> None:
+    # Does nothing where it runs already.
+    forkserver.set_forkserver_preload([*LIBRARIES.split(), "matplotlib.figure"])
+    with patch.dict(os.environ, PYTHONHASHSEED="1"):
+        forkserver.ensure_running()
 
 
 def _execute(code: str, arguments: list[str], folder: Path, environment: dict[str, str], printed: Path) -> None:
@@ -48,10 +54,10 @@ def run_python(
     Raises:
         TimeoutExpired: If the process took longer.
     """
+    _start_server()
     with TemporaryDirectory() as printed:
-        process = _server.Process(
-            target=_execute, args=(code, list(arguments), folder, environment or {}, Path(printed))
-        )
+        told = (code, list(arguments), folder, environment or {}, Path(printed))
+        process = get_context("forkserver").Process(target=_execute, args=told)
         process.start()
         process.join(timeout)
         if process.exitcode is None:
