@@ -6,7 +6,6 @@ hashes of strings have another seed there than in the tests' own process.
 
 import os
 import sys
-from contextlib import suppress
 from multiprocessing import forkserver, get_context
 from pathlib import Path
 from subprocess import CompletedProcess, TimeoutExpired
@@ -14,13 +13,14 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from unittest.mock import patch
 
-LIBRARIES = "torch datasets accelerate transformers.trainer transformers.pipelines evaluate sklearn.metrics typer"
+LIBRARIES = """torch datasets accelerate transformers.trainer transformers.pipelines evaluate sklearn.metrics typer
+matplotlib.figure""".split()
 ROOT = Path(__file__).parents[2]
 
 
 def _start_server() -> None:
     # Does nothing where it runs already.
-    forkserver.set_forkserver_preload([*LIBRARIES.split(), "matplotlib.figure"])
+    forkserver.set_forkserver_preload(LIBRARIES)
     with patch.dict(os.environ, PYTHONHASHSEED="1"):
         forkserver.ensure_running()
 
@@ -29,9 +29,7 @@ def _execute(code: str, arguments: list[str], folder: Path, environment: dict[st
     os.environ.update(environment)
     os.chdir(folder)
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
-        file = os.open(printed / name, os.O_WRONLY | os.O_CREAT)
-        os.dup2(file, descriptor)
-        os.close(file)
+        os.dup2(os.open(printed / name, os.O_WRONLY), descriptor)
     sys.argv = ["-c", *arguments]
     sys.path.insert(0, str(ROOT))
     # A module of its own, since what is defined in it may be pickled.
@@ -56,6 +54,9 @@ def run_python(
     """
     _start_server()
     with TemporaryDirectory() as printed:
+        files = {name: Path(printed, name) for name in ("stdout", "stderr")}
+        for file in files.values():
+            file.touch()
         told = (code, list(arguments), folder, environment or {}, Path(printed))
         process = get_context("forkserver").Process(target=_execute, args=told)
         process.start()
@@ -63,8 +64,5 @@ def run_python(
         if process.exitcode is None:
             process.kill()
             raise TimeoutExpired("python", timeout)
-        texts = {"stdout": "", "stderr": ""}
-        for name in texts:
-            with suppress(FileNotFoundError):
-                texts[name] = (Path(printed) / name).read_text(encoding="utf-8")
+        texts = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
         return CompletedProcess("python", process.exitcode, **texts)

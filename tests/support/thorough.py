@@ -14,7 +14,7 @@ def chosen(values: list, turn: int, thorough: bool) -> list:
     return values if thorough else [values[turn % len(values)]]
 
 
-def slow_but(kept: list, values: Iterable) -> list:
+def slow_except(kept: list, values: Iterable) -> list:
     """Parameters of a test, single ones or tuples, of which those that are not kept are slow."""
     return [
         pytest.param(

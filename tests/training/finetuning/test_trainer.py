@@ -29,7 +29,7 @@ import regard
 from regard.tokenization.wordpiece import train_wordpiece
 from regard.training.finetuning.finetune import finetune
 from regard.training.finetuning.results import _save_confusion
-from tests.support.thorough import slow_but
+from tests.support.thorough import slow_except
 
 WORDS = "river stone fish door garden wall piano violin tune the a of under near".split()
 SIZES = {
@@ -111,7 +111,7 @@ def spread_of(outcome):
 
 @pytest.mark.parametrize(
     "head",
-    slow_but(
+    slow_except(
         ["TokenClassification", "MultipleChoice"],
         [
             "SequenceClassification",

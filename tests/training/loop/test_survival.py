@@ -22,7 +22,7 @@ from regard.training.families import base as family
 from regard.training.loop.loop import Loop
 from regard.training.run import checkpoints, files
 from regard.training.run.checkpoints import last_whole_checkpoint, list_checkpoints
-from tests.support.thorough import slow_but
+from tests.support.thorough import slow_except
 
 ROOT = Path(__file__).parents[3]
 
@@ -273,7 +273,7 @@ def failures_of_a_full_disk() -> list:
 FAILING = [(number, last) for number in range(3) for last in (False, True)]
 
 
-@pytest.mark.parametrize(("number", "last"), slow_but([(0, False), (1, True)], FAILING))
+@pytest.mark.parametrize(("number", "last"), slow_except([(0, False), (1, True)], FAILING))
 def test_each_write_of_a_save_can_fail(pretrain, tmp_path, same_as_straight, number, last):
     """The earlier checkpoint stands, what is half written is removed, and one line tells both."""
     error = failures_of_a_full_disk()[number]

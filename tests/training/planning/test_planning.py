@@ -21,7 +21,7 @@ from regard.training.planning.memory_tracker import MemoryTracker
 from regard.training.planning.plan import plan
 from regard.training.planning.trial_step import TrialStep, synthetic_batch
 from regard.training.run.settings import make_settings
-from tests.support.thorough import slow_but
+from tests.support.thorough import slow_except
 
 SIZES = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 56}
 GIVEN = {
@@ -137,7 +137,7 @@ VARIED += [(family, change) for family in TRAINABLE for change in ({"precision":
 
 
 # Of the changes one with each kind of model: a stack of blocks and a recurrent one.
-@pytest.mark.parametrize(("family", "changes"), slow_but([*VARIED[:6], VARIED[-3]], VARIED), ids=str)
+@pytest.mark.parametrize(("family", "changes"), slow_except([*VARIED[:6], VARIED[-3]], VARIED), ids=str)
 def test_the_peak_is_that_of_training(family, changes, extrapolated, tmp_path):
     expected = measured_peak(family, tmp_path, **changes)
     assert plan(TRAINABLE[family], given(family, **changes)).memory.peak == pytest.approx(expected, rel=0.1)
