@@ -190,7 +190,11 @@ def test_tags_that_mark_no_spans():
 @pytest.mark.parametrize(
     ("task", "told", "counted"),
     [
-        ("classification", "classifies texts into 3 classes: house, music, water.", "label is that of 17 to 1,234 rows"),
+        (
+            "classification",
+            "classifies texts into 3 classes: house, music, water.",
+            "label is that of 17 to 1,234 rows",
+        ),
         ("multi-label", "any number of 3 labels: house, music, water.", "label is that of 17 to 1,234 rows"),
         ("tokens", "with one of 3 tags: B-LOC, B-PER, O.", "tag is that of 58 to 132 words"),
         ("regression", "predicts a number for a text; the mean in its training data is 0.401.", None),

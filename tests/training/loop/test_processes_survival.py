@@ -12,8 +12,8 @@ import torch
 import yaml
 from accelerate.state import AcceleratorState
 
-from regard.training.families.base import train
 from regard.training.families.bert import BERT
+from regard.training.families.train import train
 from regard.training.loop.loop import Loop
 from regard.training.run.checkpoints import list_checkpoints
 from tests.support.forked import fork
