@@ -16,10 +16,10 @@ import re
 from collections.abc import Iterable
 from importlib.util import resolve_name
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from transformers import CONFIG_MAPPING, PROCESSOR_MAPPING, PreTrainedConfig
-from transformers.models.auto import modeling_auto
+from ..families.family import Family, resolve
+from ..families.registry import family_of_type
 
 _PACKAGE = __name__.partition(".")[0]
 _LINE_LENGTH = 119
@@ -65,12 +65,11 @@ def write_bundle(folder: str | Path) -> list[Path]:
         ValueError: if the checkpoint is not of one of this package's families.
     """
     folder = Path(folder)
-    config_class = _family_of(folder)
-    models = _registered_models(config_class)
-    auto_maps: dict[str, dict[str, type]] = {"config.json": {"AutoConfig": config_class, **models}}
-    if config_class in PROCESSOR_MAPPING and (folder / "processor_config.json").exists():
-        processor_class: Any = PROCESSOR_MAPPING[config_class]
-        auto_maps["processor_config.json"] = {"AutoProcessor": processor_class}
+    family = _family_of(folder)
+    models = {name: resolve(model_class) for name, model_class in family.models.items()}
+    auto_maps: dict[str, dict[str, type]] = {"config.json": {"AutoConfig": resolve(family.config), **models}}
+    if family.processor is not None and (folder / "processor_config.json").exists():
+        auto_maps["processor_config.json"] = {"AutoProcessor": resolve(family.processor)}
 
     modules = _published({each.__module__ for classes in auto_maps.values() for each in classes.values()})
     _save_together(models.values(), modules)
@@ -95,21 +94,14 @@ def remove_bundle(folder: str | Path) -> None:
             path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8", newline="\n")
 
 
-def _family_of(folder: Path) -> type[PreTrainedConfig]:
+def _family_of(folder: Path) -> Family:
     model_type = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-    if model_type in CONFIG_MAPPING and CONFIG_MAPPING[model_type].__module__.startswith(f"{_PACKAGE}."):
-        return CONFIG_MAPPING[model_type]
-    raise ValueError(f"`folder` ({folder}) holds a checkpoint of the model type {model_type!r}, none of {_PACKAGE}'s")
-
-
-def _registered_models(config_class: type[PreTrainedConfig]) -> dict[str, type]:
-    """The classes that are registered for a configuration, by the names of their Auto classes."""
-    mappings: dict[str, Any] = {
-        name: getattr(auto_class, "_model_mapping", ())
-        for name, auto_class in vars(modeling_auto).items()
-        if name.startswith("Auto")
-    }
-    return {name: mapping[config_class] for name, mapping in mappings.items() if config_class in mapping}
+    family = family_of_type(model_type)
+    if family is None:
+        raise ValueError(
+            f"`folder` ({folder}) holds a checkpoint of the model type {model_type!r}, none of {_PACKAGE}'s"
+        )
+    return family
 
 
 def _published(names: Iterable[str]) -> dict[str, _Module]:

@@ -15,24 +15,8 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from transformers import AutoConfig
 
 from .. import model_cards
-
-
-class Figure(NamedTuple):
-    """A figure of an evaluation, as cards and summaries tell it.
-
-    Attributes:
-        metric: its name among the metrics of the results.
-        label: what people read.
-        form: how its value and that of its baseline are written.
-        hub: its type and name in the card's metadata; None if it is left out there.
-        baseline: the metric that it is to be compared with, and what that one guesses.
-    """
-
-    metric: str
-    label: str
-    form: str
-    hub: tuple[str, str] | None = None
-    baseline: tuple[str, str] | None = None
+from ..families.card import ANY_SIZE, LOSS, PERCENT, Card, Figure
+from ..families.registry import FAMILIES
 
 
 class Row(NamedTuple):
@@ -44,161 +28,27 @@ class Row(NamedTuple):
     baseline_label: str
 
 
-class FamilyCard(NamedTuple):
-    """What is told of a family's models, or of those that were fine-tuned for a task.
-
-    Attributes:
-        title: of the card, if it is given no other.
-        auto_class: of transformers, which loads the model.
-        pipeline_tag: the Hub's name of the task.
-        held_out: what figures are measured on.
-        figures: all that may be measured, in the order of importance.
-        source: of training data, which is built in; None if none is.
-        examples: which entry of the results holds examples, and what they are; empty if none does.
-        columns: the parts of an example, by their headings.
-        line: an example in a summary.
-    """
-
-    title: str
-    auto_class: str
-    pipeline_tag: str
-    held_out: str
-    figures: tuple[Figure, ...]
-    source: str | None = None
-    examples: tuple[str, str] = ("", "")
-    columns: dict[str, str] = {}
-    line: str = ""
-
-
-_PERCENT, _LOSS, _PERPLEXITY, _SCORE, _ANY_SIZE = "{:.1%}", "{:.3f}", "{:,.2f}", "{:.1f}", "{:.4g}"
-_MOST_FREQUENT, _FREQUENCIES = "the most frequent token", "token frequencies"
-
-# Of targets, each token predicted from the true ones before it.
-_TARGET_FIGURES = (
-    Figure("token_accuracy", "tokens predicted right after true ones", _PERCENT, ("accuracy", "token accuracy")),
-    Figure("perplexity", "perplexity per token", _PERPLEXITY, ("perplexity", "perplexity per token")),
-    Figure("loss", "loss per token, nats", _LOSS, ("cross_entropy", "token cross-entropy")),
-)
-_PAIRS = FamilyCard(
-    title="Encoder-decoder",
-    auto_class="AutoModelForSeq2SeqLM",
-    # The Hub has no task for texts made of texts. What such a model does is a translation only for some of its data.
-    pipeline_tag="text-generation",
-    source="dates",
-    held_out="pairs",
-    figures=(
-        Figure("exact_match", "targets generated exactly", _PERCENT, ("exact_match", "exact match")),
-        Figure("chrf", "chrF of generated targets, 0 to 100", _SCORE, ("chrf", "chrF")),
-        Figure("bleu", "BLEU of generated targets, 0 to 100", _SCORE, ("bleu", "BLEU")),
-        *_TARGET_FIGURES,
-    ),
-    examples=("generated", "Held-out sources, and what the model made of them"),
-    columns={"source": "source", "target": "target", "prediction": "prediction"},
-    line="  {source}\n    {prediction}  (should be: {target})",
-)
-FAMILY_CARDS = {
-    "bert": FamilyCard(
-        title="BERT",
-        auto_class="AutoModelForMaskedLM",
-        pipeline_tag="fill-mask",
-        source="python-docs",
-        held_out="documents",
-        figures=(
-            Figure(
-                "masked_accuracy",
-                "masked tokens predicted right",
-                _PERCENT,
-                ("accuracy", "masked token accuracy"),
-                ("masked_accuracy_baseline", _MOST_FREQUENT),
-            ),
-            Figure(
-                "masked_loss",
-                "loss per masked token, nats",
-                _LOSS,
-                ("cross_entropy", "masked token cross-entropy"),
-                ("masked_loss_unigram", _FREQUENCIES),
-            ),
-            Figure(
-                "next_sentence_accuracy",
-                "next sentences told from random ones",
-                _PERCENT,
-                baseline=("next_sentence_baseline", "the more frequent kind"),
-            ),
-        ),
-        examples=("filled", "Held-out sentences with a word masked"),
-        columns={"sentence": "text", "word": "word", "guesses": "guesses"},
-        line="  {text}\n    {guesses}  (was: {word})",
-    ),
-    "decoder": FamilyCard(
-        title="Decoder",
-        auto_class="AutoModelForCausalLM",
-        pipeline_tag="text-generation",
-        source="python-docs",
-        held_out="documents",
-        figures=(
-            Figure(
-                "perplexity",
-                "perplexity per token",
-                _PERPLEXITY,
-                ("perplexity", "perplexity per token"),
-                ("perplexity_unigram", _FREQUENCIES),
-            ),
-            Figure(
-                "token_accuracy",
-                "next tokens predicted right",
-                _PERCENT,
-                ("accuracy", "next token accuracy"),
-                ("token_accuracy_baseline", _MOST_FREQUENT),
-            ),
-            Figure("loss", "loss per token, nats", _LOSS, ("cross_entropy", "token cross-entropy")),
-        ),
-        examples=(
-            "generated",
-            "Beginnings of held-out documents, and how the model went on when its tokens were drawn",
-        ),
-        columns={"beginning": "prompt", "continuation": "continuation"},
-        line="  {prompt}\n    {continuation}",
-    ),
-    "transformer": _PAIRS._replace(title="Encoder-decoder Transformer"),
-    "recurrent": _PAIRS._replace(title="Recurrent encoder-decoder"),
-    "captioner": FamilyCard(
-        title="Image captioner",
-        auto_class="AutoModelForImageTextToText",
-        pipeline_tag="image-to-text",
-        source="glyphs",
-        held_out="images",
-        figures=(
-            Figure("exact_match", "captions generated exactly", _PERCENT, ("exact_match", "exact match")),
-            Figure("base_letter", "letters right, whatever their marks", _PERCENT),
-            Figure("token_f1", "F1 of the words of generated captions", _PERCENT, ("f1", "word F1")),
-            *_TARGET_FIGURES,
-        ),
-        examples=("generated", "Captions of held-out images, and what the model generated"),
-        columns={"caption": "target", "prediction": "prediction"},
-        line="  {prediction}  (should be: {target})",
-    ),
-}
-
 _ACCURACY = Figure(
     "accuracy",
     "accuracy",
-    _PERCENT,
+    PERCENT,
     ("accuracy", "accuracy"),
     ("accuracy_baseline", "the most frequent class"),
 )
-_TASK_LOSS = Figure("loss", "loss, nats", _LOSS)
-_CLASSIFIER = FamilyCard(
+_TASK_LOSS = Figure("loss", "loss, nats", LOSS)
+_CLASSIFIER = Card(
     title="Text classifier",
+    template="finetuned",
     auto_class="AutoModelForSequenceClassification",
     pipeline_tag="text-classification",
     held_out="rows",
     figures=(
         _ACCURACY,
-        Figure("f1", "F1, mean of the classes", _PERCENT, ("f1", "macro F1")),
+        Figure("f1", "F1, mean of the classes", PERCENT, ("f1", "macro F1")),
         Figure(
             "matthews_correlation",
             "Matthews correlation",
-            _LOSS,
+            LOSS,
             ("matthews_correlation", "Matthews correlation"),
         ),
         _TASK_LOSS,
@@ -214,49 +64,52 @@ TASK_CARDS = {
             Figure(
                 "mse",
                 "mean squared error",
-                _ANY_SIZE,
+                ANY_SIZE,
                 ("mse", "mean squared error"),
                 ("mse_baseline", "the mean of the labels"),
             ),
-            Figure("pearson", "Pearson correlation", _LOSS, ("pearsonr", "Pearson correlation")),
-            Figure("spearman", "Spearman correlation", _LOSS, ("spearmanr", "Spearman correlation")),
+            Figure("pearson", "Pearson correlation", LOSS, ("pearsonr", "Pearson correlation")),
+            Figure("spearman", "Spearman correlation", LOSS, ("spearmanr", "Spearman correlation")),
         ),
     ),
     "multi-label": _CLASSIFIER._replace(
         title="Multi-label text classifier",
         figures=(
-            Figure("f1", "F1 of all labels together", _PERCENT, ("f1", "micro F1")),
-            Figure("f1_macro", "F1, mean of the labels", _PERCENT, ("f1", "macro F1")),
+            Figure("f1", "F1 of all labels together", PERCENT, ("f1", "micro F1")),
+            Figure("f1_macro", "F1, mean of the labels", PERCENT, ("f1", "macro F1")),
             _ACCURACY._replace(label="rows with all labels right", baseline=None),
             _TASK_LOSS,
         ),
     ),
-    "tokens": FamilyCard(
+    "tokens": Card(
         title="Tagger",
+        template="finetuned",
         auto_class="AutoModelForTokenClassification",
         pipeline_tag="token-classification",
         held_out="rows",
         figures=(
-            Figure("f1", "F1 of spans", _PERCENT, ("f1", "span F1")),
-            Figure("precision", "predicted spans that are right", _PERCENT, ("precision", "span precision")),
-            Figure("recall", "spans that are found", _PERCENT, ("recall", "span recall")),
+            Figure("f1", "F1 of spans", PERCENT, ("f1", "span F1")),
+            Figure("precision", "predicted spans that are right", PERCENT, ("precision", "span precision")),
+            Figure("recall", "spans that are found", PERCENT, ("recall", "span recall")),
             _ACCURACY._replace(label="words tagged right", baseline=("accuracy_baseline", "the most frequent tag")),
             _TASK_LOSS,
         ),
     ),
-    "question-answering": FamilyCard(
+    "question-answering": Card(
         title="Question answering",
+        template="finetuned",
         auto_class="AutoModelForQuestionAnswering",
         pipeline_tag="question-answering",
         held_out="rows",
         figures=(
-            Figure("f1", "F1 of the words of answers", _PERCENT, ("f1", "word F1")),
-            Figure("exact_match", "answers found exactly", _PERCENT, ("exact_match", "exact match")),
+            Figure("f1", "F1 of the words of answers", PERCENT, ("f1", "word F1")),
+            Figure("exact_match", "answers found exactly", PERCENT, ("exact_match", "exact match")),
             _TASK_LOSS,
         ),
     ),
-    "multiple-choice": FamilyCard(
+    "multiple-choice": Card(
         title="Multiple choice",
+        template="finetuned",
         auto_class="AutoModelForMultipleChoice",
         pipeline_tag="multiple-choice",
         held_out="rows",
@@ -276,16 +129,16 @@ _DATE_LOCALES = 24
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
-def card_of(results: dict[str, Any]) -> FamilyCard:
+def card_of(results: dict[str, Any]) -> Card:
     """What is told of such a model.
 
     Args:
         results: of a run, or of an evaluation: they name the family, or the task of a fine-tuned model.
     """
-    return TASK_CARDS[results["task"]] if "task" in results else FAMILY_CARDS[results["family"]]
+    return TASK_CARDS[results["task"]] if "task" in results else FAMILIES[results["family"]].card
 
 
-def figure_rows(card: FamilyCard, metrics: dict[str, float]) -> list[Row]:
+def figure_rows(card: Card, metrics: dict[str, float]) -> list[Row]:
     """Those of the figures that were measured, written for people."""
     rows = []
     for figure in card.figures:
@@ -342,7 +195,7 @@ def _held_out_source(settings: dict[str, Any]) -> str | None:
     return None
 
 
-def _language(settings: dict[str, Any], card: FamilyCard) -> str | None:
+def _language(settings: dict[str, Any], card: Card) -> str | None:
     given = settings.get("language")
     if given or card.source is None:
         return given
@@ -422,8 +275,7 @@ def model_card(results: dict[str, Any], config: Any, title: str | None = None) -
     environment.filters["cell"] = _cell
     environment.filters["python"] = repr
     environment.tests["hub_id"] = _is_hub_id
-    template = "finetuned" if "task" in results else results["family"]
-    content = environment.get_template(f"{template}.md").render(
+    content = environment.get_template(f"{card.template}.md").render(
         **results,
         card_data=_metadata(results, config, title, held_out_source or sources).to_yaml(),
         config=config,

@@ -25,10 +25,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-from ..modeling.decoder import RegardDecoderForCausalLM, RegardDecoderModel
+from ..families.family import resolve
+from ..families.registry import FAMILIES, family_of_type
 from ..modeling.loading.load import load_model, load_part
 from ..modeling.positions import SinusoidalPositions
-from ..modeling.transformer import RegardTransformerForConditionalGeneration, RegardTransformerModel
 from ..tokenization.generative import save_tokenizer
 
 logger = logging.getLogger("regard.sharing")
@@ -216,36 +216,27 @@ _BLENDERBOT = _PEGASUS._replace(
     settings={**_FREE_END, "encoder_no_repeat_ngram_size": 0},
 )
 
-# The stock architectures of a family, by `norm_position` and `position_embedding_type`. GPT-2 and OPT have a table of
-# positions that can hold sinusoids as well. Marian's, computed anew by each load, can hold nothing else.
-_ARCHITECTURES: dict[str, dict[tuple[str, str], Stock]] = {
-    "regard_decoder": {
-        ("pre", "learned"): _GPT2,
-        ("pre", "sinusoidal"): _GPT2,
-        ("post", "learned"): _OPT,
-        ("post", "sinusoidal"): _OPT,
-    },
-    "regard_transformer": {
-        ("post", "sinusoidal"): _MARIAN,
-        ("pre", "sinusoidal"): _PEGASUS,
-        ("pre", "learned"): _BLENDERBOT,
-    },
+# A stock architecture by the `norm_position` and `position_embedding_type` that it has.
+Layouts = dict[tuple[str, str], Stock]
+
+# GPT-2 and OPT have a table of positions that can hold sinusoids as well. Marian's, computed anew by each load, can
+# hold nothing else.
+_DECODER_LAYOUTS: Layouts = {
+    ("pre", "learned"): _GPT2,
+    ("pre", "sinusoidal"): _GPT2,
+    ("post", "learned"): _OPT,
+    ("post", "sinusoidal"): _OPT,
 }
-_CLASSES: dict[str, type[PreTrainedModel]] = {
-    model_class.__name__: model_class
-    for model_class in (
-        RegardDecoderModel,
-        RegardDecoderForCausalLM,
-        RegardTransformerModel,
-        RegardTransformerForConditionalGeneration,
-    )
+_TRANSFORMER_LAYOUTS: Layouts = {
+    ("post", "sinusoidal"): _MARIAN,
+    ("pre", "sinusoidal"): _PEGASUS,
+    ("pre", "learned"): _BLENDERBOT,
 }
 _BERT_CLASSES = {
     f"RegardBert{head}": f"Bert{head}"
     for head in """Model ForPreTraining ForMaskedLM ForNextSentencePrediction ForSequenceClassification
     ForTokenClassification ForQuestionAnswering ForMultipleChoice""".split()
 }
-_WITHOUT_COUNTERPART = ("regard_recurrent", "regard_captioner")
 
 
 def _class_name(config: PreTrainedConfig, allowed: dict[str, str]) -> str:
@@ -256,13 +247,18 @@ def _class_name(config: PreTrainedConfig, allowed: dict[str, str]) -> str:
     return named[0]
 
 
+def _our_class(config: PreTrainedConfig, name: str) -> type[PreTrainedModel]:
+    models = FAMILIES[config.model_type.removeprefix("regard_")].models
+    return next(model_class for model_class in map(resolve, models.values()) if model_class.__name__ == name)
+
+
 def _load(model_class: type[PreTrainedModel], model: str | Path, **kwargs: Any) -> PreTrainedModel:
     """Loads a checkpoint in its own precision."""
     loaded: PreTrainedModel = load_model(model_class, model, f"`model` ({str(model)!r})", dtype="auto", **kwargs)
     return loaded
 
 
-def _to_bert(model: str | Path, config: PreTrainedConfig) -> PreTrainedModel:
+def bert_to_stock(model: str | Path, config: PreTrainedConfig) -> PreTrainedModel:
     """A BERT in its stock class, which reads the weights as they are: on disk they have stock names."""
     stock_class = getattr(transformers, _BERT_CLASSES[_class_name(config, _BERT_CLASSES)])
     # `auto_map` names the code of a bundle.
@@ -270,9 +266,8 @@ def _to_bert(model: str | Path, config: PreTrainedConfig) -> PreTrainedModel:
     return _load(stock_class, model, config=AutoConfig.for_model("bert", **fields))
 
 
-def _choose_stock(config: PreTrainedConfig) -> Stock:
+def _choose_stock(config: PreTrainedConfig, by_layout: Layouts) -> Stock:
     """The architecture that computes what a configuration says."""
-    by_layout = _ARCHITECTURES[config.model_type]
     layout = (config.norm_position, config.position_embedding_type)
     if layout not in by_layout:
         allowed = ", or ".join(f"{norm!r} and {positions!r}" for norm, positions in by_layout)
@@ -305,11 +300,20 @@ def _rename(weights: Weights, names: dict[str, str | tuple[str, ...]]) -> Weight
     return weights
 
 
-def _to_stock(model: str | Path, config: PreTrainedConfig) -> PreTrainedModel:
-    """A model of another family in the class of its stock architecture."""
-    stock = _choose_stock(config)
+def decoder_to_stock(model: str | Path, config: PreTrainedConfig) -> PreTrainedModel:
+    """Loads a decoder-only model as a GPT-2 or an OPT."""
+    return _to_stock(model, config, _DECODER_LAYOUTS)
+
+
+def transformer_to_stock(model: str | Path, config: PreTrainedConfig) -> PreTrainedModel:
+    """Loads an encoder-decoder Transformer as a Marian, a Pegasus or a Blenderbot."""
+    return _to_stock(model, config, _TRANSFORMER_LAYOUTS)
+
+
+def _to_stock(model: str | Path, config: PreTrainedConfig, layouts: Layouts) -> PreTrainedModel:
+    stock = _choose_stock(config, layouts)
     class_name = _class_name(config, stock.classes)
-    ours = _load(_CLASSES[class_name], model)
+    ours = _load(_our_class(config, class_name), model)
     sinusoids = {
         f"{name}.weight": module.table
         for name, module in ours.named_modules()
@@ -357,14 +361,16 @@ def export_model(model: str | Path, output: str | Path) -> Path:
         raise ValueError(f"`output` ({str(output)!r}) must be a folder that is empty or not there yet")
     label = f"`model` ({str(model)!r})"
     config = load_part(AutoConfig, model, label)
-    model_type = config.model_type
-    if model_type in _WITHOUT_COUNTERPART:
-        raise ValueError(f"`model` ({str(model)!r}) is a {model_type}, which has no stock architecture: {_OTHERWISE}")
-    if model_type != "regard_bert" and model_type not in _ARCHITECTURES:
-        exportable = ", ".join(("regard_bert", *_ARCHITECTURES))
-        raise ValueError(f"`model` ({str(model)!r}) is a {model_type}, but must be one of {exportable}")
+    family = family_of_type(config.model_type)
+    if family is None:
+        exportable = ", ".join(family.model_type for family in FAMILIES.values() if family.export is not None)
+        raise ValueError(f"`model` ({str(model)!r}) is a {config.model_type}, but must be one of {exportable}")
+    if family.export is None:
+        raise ValueError(
+            f"`model` ({str(model)!r}) is a {config.model_type}, which has no stock architecture: {_OTHERWISE}"
+        )
     tokenizer = load_part(AutoTokenizer, model, label) if get_tokenizer_config(model) else None
-    exported = _to_bert(model, config) if model_type == "regard_bert" else _to_stock(model, config)
+    exported = resolve(family.export)(model, config)
     exported.save_pretrained(output)
     if tokenizer is None:
         logger.warning("There is no tokenizer beside the model, so there is none in %s.", output)

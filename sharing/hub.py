@@ -16,8 +16,8 @@ import yaml
 from huggingface_hub import HfApi, ModelCard, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
-from transformers import CONFIG_MAPPING
 
+from ..families.registry import family_of_type
 from ..modeling.loading.folder import CONFIG, INDEX, PICKLES, WEIGHTS, check_weights, read_json
 from .bundle import remove_bundle, write_bundle
 
@@ -136,7 +136,7 @@ def check_folder(folder: Path) -> str:
     label = f"`folder` ({folder})"
     config = read_json(folder, CONFIG, label)
     model_type: Any = config.get("model_type")
-    if model_type not in EXPORTED_TYPES and not _is_ours(model_type):
+    if model_type not in EXPORTED_TYPES and family_of_type(model_type) is None:
         raise ValueError(
             f"`folder` ({folder}) holds a model of the type {model_type!r}, which is neither one of {_PACKAGE}'s nor "
             f"one that it exports to: {', '.join(EXPORTED_TYPES)}"
@@ -155,14 +155,6 @@ def check_folder(folder: Path) -> str:
         )
     check_weights(folder, label)
     return model_type
-
-
-def _is_ours(model_type: Any) -> bool:
-    return (
-        isinstance(model_type, str)
-        and model_type in CONFIG_MAPPING
-        and CONFIG_MAPPING[model_type].__module__.startswith(f"{_PACKAGE}.")
-    )
 
 
 def _files(folder: Path) -> list[str]:

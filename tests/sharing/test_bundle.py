@@ -16,7 +16,6 @@ import transformers
 from transformers.dynamic_module_utils import get_relative_import_files
 
 import regard
-from regard.registration import FAMILIES, PROCESSORS
 from regard.sharing.bundle import write_bundle
 from regard.tokenization.byte_level import train_byte_level
 from regard.tokenization.characters import train_characters
@@ -24,6 +23,7 @@ from regard.tokenization.generative import save_tokenizer
 from regard.tokenization.processor import make_captioner_processor
 from regard.tokenization.wordpiece import train_wordpiece
 from regard.tokenization.words import train_words
+from tests.support.families import FAMILIES, PROCESSORS
 
 ROOT = Path(regard.__file__).resolve().parents[1]
 FAMILY_NAMES = {config_class.model_type: config_class for config_class in FAMILIES}

@@ -17,12 +17,12 @@ from regard.configuration.captioner import RegardCaptionerConfig
 from regard.configuration.decoder import RegardDecoderConfig
 from regard.configuration.recurrent import RegardRecurrentConfig
 from regard.configuration.transformer import RegardTransformerConfig
-from regard.registration import FAMILIES
 from regard.sharing.export import export_model
 from regard.tokenization.byte_level import train_byte_level
 from regard.tokenization.characters import train_characters
 from regard.tokenization.generative import save_tokenizer
 from regard.tokenization.wordpiece import train_wordpiece
+from tests.support.families import FAMILIES
 
 TEXTS = ["The cat sat, and the cat ran.", "Élan: the 3 cats' hats; a mat.", "a  b\nc  10 Nov. 2026"] * 3
 BERT_HEADS = FAMILIES[RegardBertConfig]

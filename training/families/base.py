@@ -57,9 +57,11 @@ class Recipe(ABC, Generic[Settings]):
         default_steps: how long a run lasts if nothing is said.
         special_tokens: that its tokenizers must have.
         processor_class: the Auto class that loads what prepares its inputs.
+        planned: names of its own settings that change what a run takes in memory or time.
     """
 
     name: ClassVar[str]
+    planned: ClassVar[tuple[str, ...]] = ()
     special_tokens: ClassVar[tuple[str, ...]] = ()
     processor_class: ClassVar[Any] = AutoTokenizer
     settings_class: type[Settings]
@@ -113,6 +115,22 @@ class Recipe(ABC, Generic[Settings]):
         Returns:
             Entries of the results. `metrics` among them are added to those of the last evaluation; `generated` are
             what it made of all rows that it was tried on.
+        """
+
+    @abstractmethod
+    def synthetic_batch(self, settings: Settings, config: Any, rows: int) -> tuple[dict[str, Any], int]:
+        """Makes a batch of random tokens and images, in which every example is as long as the settings allow.
+
+        Args:
+            settings: settings of the run, with the seed of the batch.
+            config: configuration of the model.
+            rows: number of examples.
+
+        Returns:
+            The arguments of the model, and the number of tokens as training counts them.
+
+        Raises:
+            ValueError: if the examples are too short to predict anything.
         """
 
 

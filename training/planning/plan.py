@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from ..families.base import Recipe
 from ..run.settings import make_settings
-from .trial_step import TrialResult, TrialStep, synthetic_batch
+from .trial_step import TrialResult, TrialStep
 
 TOKENS = 10**9
 
@@ -168,7 +168,7 @@ def plan(
         processor = family.make_processor(chosen, Dataset.from_dict({}))
     with torch.device("meta"):
         model = family.make_model(chosen, processor)
-    tokens_per_step = synthetic_batch(family.name, chosen, model.config, 1)[1] * chosen.batch_size
+    tokens_per_step = family.synthetic_batch(chosen, model.config, 1)[1] * chosen.batch_size
     _require_room(model)
 
     rehearsal = TrialStep(family, chosen, processor)

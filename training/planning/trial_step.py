@@ -14,12 +14,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...modeling.packing import without_filling
-from ..examples.bert import BertCollator
-from ..examples.bert import Example as BertExample
-from ..examples.masking import IGNORED
-from ..examples.seq2seq import Example as PairExample
-from ..examples.seq2seq import PairCollator
-from ..examples.text_chunks import BlockCollator
 from ..families.base import Recipe
 from ..loop.loop import make_optimizer
 from ..run.settings import TrainingSettings
@@ -28,72 +22,6 @@ from .memory_tracker import MemoryTracker
 
 # A measurement of the speed goes on for so long, and for no fewer steps, after one that is not counted.
 SECONDS, STEPS = 5.0, 3
-
-
-def _bert_batch(settings: Any, config: Any, rows: int, rng: np.random.Generator) -> tuple[dict[str, Any], int]:
-    length, specials = settings.max_length, 3 if settings.next_sentence else 2
-    if length < specials + 2:
-        raise ValueError(f"`max_length` ({length}) must be at least {specials + 2}: {specials} special tokens and 2")
-    ordinary, examples = length - specials, []
-    # As many in each row, as training has them in the mean.
-    number = max(1, round(settings.mask_rate * ordinary))
-    for row in range(rows):
-        ids = rng.integers(0, config.vocab_size, length)
-        predicted = 1 + rng.permutation(ordinary)[:number]
-        labels = np.full(length, IGNORED, dtype=np.int64)
-        labels[predicted] = ids[predicted]
-        types = np.zeros(length, dtype=np.int64)
-        examples.append(BertExample(input_ids=ids, token_type_ids=types, labels=labels, next_sentence_label=row % 2))
-    return BertCollator(settings.next_sentence)(examples), rows * length
-
-
-def _decoder_batch(settings: Any, config: Any, rows: int, rng: np.random.Generator) -> tuple[dict[str, Any], int]:
-    length = settings.max_length
-    if length < 2:
-        raise ValueError(f"`max_length` ({length}) must be at least 2: one token, and one to predict")
-    batch = BlockCollator(0)(list(rng.integers(0, config.vocab_size, (rows, length))))
-    return {**batch, "use_cache": False}, rows * length
-
-
-def _pair_batch(settings: Any, config: Any, rows: int, rng: np.random.Generator) -> tuple[dict[str, Any], int]:
-    sources, targets = rng.integers(0, config.vocab_size, (2, rows, settings.max_length))
-    pairs = zip(sources, targets, strict=True)
-    batch = PairCollator(0)([PairExample(input_ids=source, labels=target) for source, target in pairs])
-    return {**batch, "predicted_only": True}, 2 * rows * settings.max_length
-
-
-def _caption_batch(settings: Any, config: Any, rows: int, rng: np.random.Generator) -> tuple[dict[str, Any], int]:
-    size, length = settings.image_size, settings.max_length
-    labels = torch.from_numpy(rng.integers(0, config.vocab_size, (rows, length)))
-    images = torch.from_numpy(rng.standard_normal((rows, 3, size, size), dtype=np.float32))
-    return {"pixel_values": images, "labels": labels}, rows * length
-
-
-_BATCHES: dict[str, Callable[[Any, Any, int, np.random.Generator], tuple[dict[str, Any], int]]] = {
-    "bert": _bert_batch,
-    "decoder": _decoder_batch,
-    "transformer": _pair_batch,
-    "recurrent": _pair_batch,
-    "captioner": _caption_batch,
-}
-
-
-def synthetic_batch(family: str, settings: TrainingSettings, config: Any, rows: int) -> tuple[dict[str, Any], int]:
-    """A batch of random tokens and images, every example as long as the settings allow.
-
-    Args:
-        family: name of the model's family.
-        settings: of the run.
-        config: of the model.
-        rows: number of examples.
-
-    Returns:
-        The arguments of the model, and the number of tokens as training counts them.
-
-    Raises:
-        ValueError: if the examples are too short to predict anything.
-    """
-    return _BATCHES[family](settings, config, rows, np.random.default_rng(settings.seed))
 
 
 @dataclass(frozen=True)
@@ -147,7 +75,7 @@ class TrialStep:
             self._forward = convert_outputs_to_fp32(torch.autocast(self.device.type, dtype)(self.model.__call__))
 
     def _batch(self, rows: int) -> tuple[dict[str, Any], int]:
-        batch, tokens = synthetic_batch(self.family.name, self.settings, self.model.config, rows)
+        batch, tokens = self.family.synthetic_batch(self.settings, self.model.config, rows)
         moved = {name: part.to(self.device) if isinstance(part, Tensor) else part for name, part in batch.items()}
         return moved, tokens
 

@@ -16,7 +16,7 @@ import regard
 import regard.commands.app
 from regard.commands.finetune import finetune
 from regard.commands.push import plain_card, push
-from regard.registration import FAMILIES
+from tests.support.families import FAMILIES
 from tests.support.hub.client import Client
 from tests.support.hub.models import TINY, fingerprint, make_model, save_model
 from tests.support.hub.server import HubServer

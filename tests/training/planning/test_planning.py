@@ -19,7 +19,7 @@ from regard.training.planning import trial_step as rehearsal
 from regard.training.planning.flops import FlopCount
 from regard.training.planning.memory_tracker import MemoryTracker
 from regard.training.planning.plan import plan
-from regard.training.planning.trial_step import TrialStep, synthetic_batch
+from regard.training.planning.trial_step import TrialStep
 from regard.training.run.settings import make_settings
 
 SIZES = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 56}
@@ -119,7 +119,9 @@ def measured_peak(family: str, folder, **changes) -> int:
     )
     loop = Loop(task, model, settings, Budget(steps=1), folder, make_accelerator(settings, folder))
     part = settings.batch_size // settings.accumulation
-    batches = [synthetic_batch(family, settings, model.config, part)[0] for _ in range(settings.accumulation)]
+    batches = [
+        TRAINABLE[family].synthetic_batch(settings, model.config, part)[0] for _ in range(settings.accumulation)
+    ]
     with without_filling():
         return _measured(loop, model, batches)
 
@@ -285,7 +287,7 @@ def test_operations_are_those_that_torch_counts(family):
     model = TRAINABLE[family].make_model(settings).double().train()
     if family == "transformer":
         model.set_attn_implementation("eager")
-    batch, tokens = synthetic_batch(family, settings, model.config, 4)
+    batch, tokens = TRAINABLE[family].synthetic_batch(settings, model.config, 4)
     with FlopCounterMode(display=False) as counter:
         model(**batch).loss.backward()
     changes |= {"dropout": 1e-3} if family == "transformer" else {}
@@ -322,7 +324,7 @@ def test_operations_of_recurrent_kernels():
 def test_tokens_are_counted_as_in_training(family, task):
     settings = settings_of(family)
     config = TRAINABLE[family].make_model(settings).config
-    batch, tokens = synthetic_batch(family, settings, config, 5)
+    batch, tokens = TRAINABLE[family].synthetic_batch(settings, config, 5)
     assert tokens == task.tokens(None, batch)
     assert plan(TRAINABLE[family], given(family)).tokens_per_step * 5 == tokens * BATCH
 
@@ -330,7 +332,7 @@ def test_tokens_are_counted_as_in_training(family, task):
 @pytest.mark.parametrize(("rate", "number"), [(0.15, 4), (0.4, 11), (0.001, 1)])
 def test_so_many_tokens_are_predicted(rate, number):
     settings = settings_of("bert", mask_rate=rate)
-    batch, _ = synthetic_batch("bert", settings, TRAINABLE["bert"].make_model(settings).config, 6)
+    batch, _ = TRAINABLE["bert"].synthetic_batch(settings, TRAINABLE["bert"].make_model(settings).config, 6)
     assert len(batch["predicted_positions"]) == 6 * number
 
 
