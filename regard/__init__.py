@@ -22,18 +22,7 @@ from .families.registry import FAMILIES
 from .importing import MovedModules, when_imported
 
 if TYPE_CHECKING:
-    from .commands.fill import fill_masks
-    from .commands.finetune import finetune
-    from .commands.generate import generate_text
-    from .commands.plan import plan_training
-    from .commands.train import (
-        train_bert,
-        train_captioner,
-        train_decoder,
-        train_model,
-        train_recurrent,
-        train_transformer,
-    )
+    # All public names but those of `commands`, which stands above this module.
     from .configuration.bert import RegardBertConfig
     from .configuration.captioner import RegardCaptionerConfig
     from .configuration.decoder import RegardDecoderConfig

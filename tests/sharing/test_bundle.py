@@ -1,9 +1,11 @@
 """Checkpoints with their code beside them: loaded where the package is not, and where it is."""
 
 import ast
+import importlib
 import inspect
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -304,10 +306,10 @@ def test_the_files_are_the_modules_but_for_imports(bundled):
     assert written == sorted(folder.glob("*.py"))
     for path in written:
         assert path.name.startswith("regard_")
-        _, folder_name, module = path.stem.split("_", 2)
-        package = ROOT if (ROOT / folder_name).is_dir() else Path(regard.__file__).parent
-        original = (package / folder_name / f"{module}.py").read_text()
         header, source = path.read_text().split("\n\n", 1)
+        module = re.search(r"This is (regard[.\w]+),", header)[1]
+        assert path.stem == module.replace(".", "_")
+        original = Path(importlib.import_module(module).__file__).read_text()
         assert all(line.startswith("# ") for line in header.splitlines())
         source = source.partition("\n\n\n# transformers saves a model with")[0].rstrip("\n") + "\n"
         assert without_own_imports(source) == without_own_imports(original)

@@ -264,7 +264,7 @@ def test_a_card_whose_metadata_does_not_parse(client, tmp_path, metadata):
 def test_the_command_hands_on_what_it_is_given(command, monkeypatch):
     calls = []
     monkeypatch.setattr(
-        regard.commands.app, "push_run", lambda *given, **options: calls.append((given, options)) or "address"
+        "regard.commands.push.push", lambda *given, **options: calls.append((given, options)) or "address"
     )
     assert command("push", "runs/x", "me/x").out.strip() == "address"
     line = ["--license", "mit", "--language", "en", "--language", "de", "--private", "--no-bundle", "--revision", "b"]
