@@ -48,7 +48,7 @@ class _AfterImport(MetaPathFinder):
         finally:
             self._is_searching = False
         if spec is not None and spec.loader is not None:
-            spec.loader.exec_module = self._with_callback(spec.loader.exec_module)  # type: ignore[method-assign]
+            spec.loader.exec_module = self._with_callback(spec.loader.exec_module)  # type: ignore[method-assign, assignment]
         return spec
 
     def _with_callback(self, exec_module: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:

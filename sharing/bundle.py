@@ -1,4 +1,4 @@
-"""The code of a model family, written beside a checkpoint: it then loads where this package is not installed.
+"""Writing the code of a model family beside a checkpoint, which then loads where this package is not installed.
 
 `from_pretrained(..., trust_remote_code=True)` runs code from the checkpoint's own folder. transformers finds it by the
 `auto_map` of `config.json` and follows what a file imports from its own folder, but neither into other folders nor by
@@ -41,7 +41,7 @@ class _Module(NamedTuple):
 
     Attributes:
         source: its code.
-        imports: which modules of the package it imports.
+        imports: names of the modules of the package that it imports.
     """
 
     source: str
@@ -51,18 +51,18 @@ class _Module(NamedTuple):
 def write_bundle(folder: str | Path) -> list[Path]:
     """Writes the code of a checkpoint's family beside it, and names the classes in its `auto_map`.
 
-    All of the family's classes come along, whichever of them the checkpoint was saved from, and the processor if
-    `folder` holds one. Files are named after the modules, `regard_modeling_bert.py`, and replaced if they are there.
+    The code holds all of the family's classes, whichever of them the checkpoint was saved from, and the processor if
+    `folder` holds one. Files are named after the modules, `regard_modeling_bert.py`, and replaced if they exist.
 
     Args:
         folder: a checkpoint of one of this package's families, as `save_pretrained` writes it.
 
     Returns:
-        The files of code, in the order of their names.
+        The files of code, sorted by name.
 
     Raises:
         FileNotFoundError: if there is no `config.json` in `folder`.
-        ValueError: if the checkpoint is not of one of this package's families.
+        ValueError: if the checkpoint belongs to no family of this package.
     """
     folder = Path(folder)
     family = _family_of(folder)
@@ -84,7 +84,7 @@ def write_bundle(folder: str | Path) -> list[Path]:
 
 
 def remove_bundle(folder: str | Path) -> None:
-    """Takes the code out of a folder, and what promises it out of the configurations there."""
+    """Deletes the code of a bundle from a folder, and the references to it from the configurations there."""
     folder = Path(folder)
     for path in folder.glob(f"{_PACKAGE}_*.py"):
         path.unlink()
@@ -105,7 +105,7 @@ def _family_of(folder: Path) -> Family:
 
 
 def _published(names: Iterable[str]) -> dict[str, _Module]:
-    """Modules of the package and all that they import of it, by their full names."""
+    """Collects modules of the package, and all modules of it that they import, by their full names."""
     modules: dict[str, _Module] = {}
     remaining = set(names)
     while remaining:
@@ -116,7 +116,7 @@ def _published(names: Iterable[str]) -> dict[str, _Module]:
 
 
 def _flatten(name: str) -> _Module:
-    """Rewrites a module's imports of the package's other modules to find them in its own folder."""
+    """Rewrites the imports of a module so that it finds the package's other modules in its own folder."""
     module = importlib.import_module(name)
     source = inspect.getsource(module)
     lines = source.split("\n")
@@ -137,10 +137,10 @@ def _flatten(name: str) -> _Module:
 
 
 def _save_together(model_classes: Iterable[type], modules: dict[str, _Module]) -> None:
-    """Has each module of model classes import all the others, for transformers to see.
+    """Makes each module of model classes import all the others, so that transformers keeps them together.
 
-    A loaded model that is saved again, as after further pretraining, takes along the files that its own file imports,
-    but its `auto_map` still names all of the family's classes.
+    When a loaded model is saved again, for example after further pretraining, transformers saves only the files that
+    the model's own file imports, but the `auto_map` still names all of the family's classes.
     """
     # One class of each module is enough.
     classes = {model_class.__module__: model_class.__name__ for model_class in model_classes}

@@ -16,11 +16,11 @@ from transformers import AutoConfig
 
 from .. import model_cards
 from ..families.card import ANY_SIZE, LOSS, PERCENT, Card, Figure
-from ..families.registry import FAMILIES
+from ..families.registry import FAMILIES, family_of_type
 
 
 class Row(NamedTuple):
-    """A figure, written: its label, its value, and that of its baseline, which is empty if it has none."""
+    """A figure as text: its label, its value, and the value and label of its baseline, empty without a baseline."""
 
     label: str
     value: str
@@ -54,13 +54,13 @@ _CLASSIFIER = Card(
         _TASK_LOSS,
     ),
 )
-# By the first of the figures that were measured the best model is chosen, if nothing is said.
+# By default, the first of the figures that were measured chooses the best model.
 TASK_CARDS = {
     "classification": _CLASSIFIER,
     "regression": _CLASSIFIER._replace(
         title="Text regression",
         figures=(
-            # Which is the loss.
+            # It is the loss too.
             Figure(
                 "mse",
                 "mean squared error",
@@ -117,29 +117,29 @@ TASK_CARDS = {
     ),
 }
 
-# The built-in sources: what they are, and the language of their texts.
+# A description of each built-in source, and the language of its texts.
 _BUILT_IN = {
     "python-docs": ("the documentation in Python's standard library", "en"),
     "dates": ("dates in {locales}, written by Babel's CLDR", "multilingual"),
     "glyphs": ("characters drawn with the DejaVu fonts, captioned by their Unicode names", "en"),
 }
-# How many locales there are when none are named.
+# Number of locales if none are named.
 _DATE_LOCALES = 24
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def card_of(results: dict[str, Any]) -> Card:
-    """What is told of such a model.
+    """Returns what cards and summaries show of a model.
 
     Args:
-        results: of a run, or of an evaluation: they name the family, or the task of a fine-tuned model.
+        results: results of a run or an evaluation, which name the family, or the task of a fine-tuned model.
     """
     return TASK_CARDS[results["task"]] if "task" in results else FAMILIES[results["family"]].card
 
 
 def figure_rows(card: Card, metrics: dict[str, float]) -> list[Row]:
-    """Those of the figures that were measured, written for people."""
+    """Formats those figures of a card that were measured."""
     rows = []
     for figure in card.figures:
         if figure.metric in metrics:
@@ -152,7 +152,7 @@ def figure_rows(card: Card, metrics: dict[str, float]) -> list[Row]:
 
 
 def examples_of(results: dict[str, Any]) -> list[dict[str, str]]:
-    """The examples among the results, each part of them text of one line."""
+    """Returns the examples among the results, each part of them as one line of text."""
     card = card_of(results)
 
     def text_of(part: str | list[str]) -> str:
@@ -163,11 +163,11 @@ def examples_of(results: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def public_source(source: str, built_in: Collection[str] = tuple(_BUILT_IN)) -> str:
-    """The name of a training source that means something to others: local files are not named.
+    """Describes a training source to others. Names of local files, which mean nothing to them, are left out.
 
     Args:
-        source: as the setting `data` has it.
-        built_in: sources that are built in for the family; for another such a name is that of files.
+        source: a source, as in the setting `data`.
+        built_in: names of the built-in data that the family can train on; for other families such a name is a file's.
     """
     name, _, part = source.partition(":")
     if name in built_in:
@@ -182,12 +182,12 @@ def _is_hub_id(name: str) -> bool:
 
 
 def _cell(text: str) -> str:
-    """Text as a cell of a Markdown table, whatever it holds."""
+    """Escapes any text as a cell of a Markdown table."""
     return re.sub(r"([\\`*_~$&|<>\[\]])", r"\\\1", " ".join(text.split()))
 
 
 def _held_out_source(settings: dict[str, Any]) -> str | None:
-    """The source that `validation` names; None if it is a share of the training data."""
+    """Returns the source that `validation` names; None if it is a share of the training data."""
     try:
         float(settings["validation"])
     except ValueError:
@@ -204,10 +204,10 @@ def _language(settings: dict[str, Any], card: Card) -> str | None:
 
 
 def _base_model(settings: dict[str, Any]) -> str | None:
-    """The id of the Hub's model that was fine-tuned; None if there is none."""
+    """Returns the Hub id of the model that was fine-tuned; None if it is not from the Hub."""
     name = settings.get("model", "")
     try:
-        # A folder's name may look like an id, also when the folder is gone. What came from the Hub is in its cache.
+        # The name of a folder may look like an id, even when the folder is gone. A model from the Hub is in the cache.
         cached = try_to_load_from_cache(name, "config.json")
     except HFValidationError:
         return None
@@ -215,7 +215,7 @@ def _base_model(settings: dict[str, Any]) -> str | None:
 
 
 def _data_sets(settings: dict[str, Any]) -> list[str]:
-    """The ids of the Hub's data sets that were trained on."""
+    """Returns the ids of the data sets of the Hub that were trained on."""
     names = dict.fromkeys(source.partition(":")[0] for source in settings["data"])
     return list(filter(_is_hub_id, names))
 
@@ -237,11 +237,11 @@ def _metadata(results: dict[str, Any], config: Any, title: str, held_out: str) -
                 dataset_name=f"held-out {card.held_out} of {re.sub('`', '', held_out)}",
                 metric_type=figure.hub[0],
                 metric_name=figure.hub[1],
-                # An error may be smaller than that.
+                # An error may be too small for four digits.
                 metric_value=round(metrics[figure.metric], 4) or metrics[figure.metric],
             )
             for figure in card.figures
-            # What the Hub reads has no infinity.
+            # The Hub reads no infinity.
             if figure.hub is not None and math.isfinite(metrics.get(figure.metric, math.nan))
         ],
     )
@@ -251,9 +251,9 @@ def model_card(results: dict[str, Any], config: Any, title: str | None = None) -
     """Makes the card of a trained model.
 
     Args:
-        results: what the run came to, see `training.family.train` and `training.finetune.finetune`.
-        config: the model's configuration.
-        title: of the card, and the model's name in its metadata; None: the name of its family or task.
+        results: results of the run, as training and fine-tuning return them.
+        config: configuration of the model.
+        title: title of the card, and the model's name in its metadata; None: the name of its family or task.
     """
     card, settings = card_of(results), results["settings"]
     title = title or card.title
@@ -287,7 +287,7 @@ def model_card(results: dict[str, Any], config: Any, title: str | None = None) -
         figures=figure_rows(card, results["metrics"]),
         base_model=_base_model(settings),
         data_sets=_data_sets(settings),
-        ours=config.model_type.startswith("regard_"),
+        ours=family_of_type(config.model_type) is not None,
         caption=card.examples[1],
         columns=card.columns,
         examples=examples_of(results),

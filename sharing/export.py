@@ -1,4 +1,4 @@
-"""Export of checkpoints to stock architectures of transformers, which load with neither this package nor custom code.
+"""Export of checkpoints to stock architectures of transformers, which load without this package and custom code.
 
 | model type | becomes | where |
 |---|---|---|
@@ -9,7 +9,8 @@
 | `regard_transformer` | `pegasus` | `norm_position` is "pre", positions are sinusoidal, embeddings are tied |
 | `regard_transformer` | `blenderbot` | `norm_position` is "pre", positions are learned, embeddings are tied |
 
-All but `bert` and `gpt2` know one epsilon of their norms, 1e-5. What no stock architecture computes is refused.
+All but `bert` and `gpt2` have a fixed epsilon in their norms, 1e-5. A model that no stock architecture can compute is
+refused.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ Weights = dict[str, Tensor]
 
 
 class Stock(NamedTuple):
-    """A stock architecture, and how a model of ours is written as one.
+    """A stock architecture, and how a model of ours becomes one.
 
     Attributes:
         model_type: its name.
-        classes: its model classes, by ours.
-        fields: the fields of its configuration, and those of ours that they are taken from.
-        names: parts of a tensor's name, ours and its own. They are replaced from top to bottom. Where it has several
-            tensors for one of ours, that is cut into as many along its first dimension.
-        needs: fields of our configuration of which it computes one value alone.
-        settings: what else its configuration must say.
-        adapt: changes tensors, under its names, that it holds in another form; None: there are none.
+        classes: our model classes and its own for them.
+        fields: the fields of its configuration, and the fields of ours that hold their values.
+        names: parts of tensor names, ours and its own, which are replaced in this order. If it has several tensors for
+            one of ours, ours is cut into as many along the first dimension.
+        needs: fields of our configuration for which it can compute a single value, and that value.
+        settings: further fields of its configuration.
+        adapt: changes the tensors, under its names, that it holds in another form; None if there are no such tensors.
     """
 
     model_type: str
@@ -62,13 +63,13 @@ class Stock(NamedTuple):
 
 
 def _transpose_linear(weights: Weights) -> Weights:
-    """GPT-2's linear layers are convolutions, whose weights have the input first."""
+    """Transposes weights of linear layers: GPT-2's are convolutions, whose weights have the input first."""
     linear = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
     return {name: tensor.T if name.endswith(linear) else tensor for name, tensor in weights.items()}
 
 
 def _offset_positions(weights: Weights) -> Weights:
-    """OPT's positions begin at the third row of the table; the first two are for padding."""
+    """Moves the positions to the third row of the table, where OPT's begin; the first two are for padding."""
     return {
         name: torch.nn.functional.pad(tensor, (0, 0, 2, 0)) if name.endswith("embed_positions.weight") else tensor
         for name, tensor in weights.items()
@@ -113,7 +114,7 @@ _GPT2 = Stock(
     adapt=_transpose_linear,
 )
 
-# Fields and names of BART, which the other architectures have from there.
+# Fields and names of BART, which the other architectures share.
 _BART_FIELDS = {
     **_COMMON_FIELDS,
     "max_position_embeddings": "max_position_embeddings",
@@ -176,7 +177,7 @@ _SEQ2SEQ_FIELDS = {
     "decoder_ffn_dim": "intermediate_size",
     "scale_embedding": "scale_embedding",
     "decoder_start_token_id": "decoder_start_token_id",
-    # No stock loss reads it. It stays for those who train on: `Trainer` smooths by its `label_smoothing_factor`.
+    # No stock loss reads it. It is kept for further training: `Trainer` has a `label_smoothing_factor` to set to it.
     "label_smoothing": "label_smoothing",
 }
 
@@ -185,7 +186,7 @@ def _seq2seq_classes(model: str, head: str) -> dict[str, str]:
     return {"RegardTransformerModel": model, "RegardTransformerForConditionalGeneration": head}
 
 
-# Their published models end each text at the longest length, and that is the default of their configurations.
+# By default their configurations end each text at the longest length, as their published models do.
 _FREE_END = {"forced_eos_token_id": None}
 _MARIAN = Stock(
     "marian",
@@ -212,15 +213,15 @@ _BLENDERBOT = _PEGASUS._replace(
     model_type="blenderbot",
     classes=_seq2seq_classes("BlenderbotModel", "BlenderbotForConditionalGeneration"),
     fields={**_SEQ2SEQ_FIELDS, "bos_token_id": "bos_token_id"},
-    # It is kept from repeating what was said to it.
+    # By default it never repeats parts of its source.
     settings={**_FREE_END, "encoder_no_repeat_ngram_size": 0},
 )
 
 # A stock architecture by the `norm_position` and `position_embedding_type` that it has.
 Layouts = dict[tuple[str, str], Stock]
 
-# GPT-2 and OPT have a table of positions that can hold sinusoids as well. Marian's, computed anew by each load, can
-# hold nothing else.
+# The tables of positions of GPT-2 and OPT can hold sinusoids as well. Marian's can hold nothing else, since each load
+# computes it anew.
 _DECODER_LAYOUTS: Layouts = {
     ("pre", "learned"): _GPT2,
     ("pre", "sinusoidal"): _GPT2,
@@ -240,7 +241,7 @@ _BERT_CLASSES = {
 
 
 def _class_name(config: PreTrainedConfig, allowed: dict[str, str]) -> str:
-    """The name of the class that a checkpoint is of."""
+    """Returns the name of a checkpoint's class."""
     named = config.architectures or []
     if len(named) != 1 or named[0] not in allowed:
         raise ValueError(f"`architectures` ({named}) of the configuration must name one of {', '.join(allowed)}")
@@ -248,6 +249,7 @@ def _class_name(config: PreTrainedConfig, allowed: dict[str, str]) -> str:
 
 
 def _our_class(config: PreTrainedConfig, name: str) -> type[PreTrainedModel]:
+    """Returns the class of a name among the model classes of a configuration's family."""
     models = FAMILIES[config.model_type.removeprefix("regard_")].models
     return next(model_class for model_class in map(resolve, models.values()) if model_class.__name__ == name)
 
@@ -259,7 +261,7 @@ def _load(model_class: type[PreTrainedModel], model: str | Path, **kwargs: Any) 
 
 
 def bert_to_stock(model: str | Path, config: PreTrainedConfig) -> PreTrainedModel:
-    """A BERT in its stock class, which reads the weights as they are: on disk they have stock names."""
+    """Loads a BERT in its stock class, which reads the weights as they are: on disk they have stock names."""
     stock_class = getattr(transformers, _BERT_CLASSES[_class_name(config, _BERT_CLASSES)])
     # `auto_map` names the code of a bundle.
     fields = {name: value for name, value in config.to_dict().items() if name not in ("model_type", "auto_map")}
@@ -267,7 +269,7 @@ def bert_to_stock(model: str | Path, config: PreTrainedConfig) -> PreTrainedMode
 
 
 def _choose_stock(config: PreTrainedConfig, by_layout: Layouts) -> Stock:
-    """The architecture that computes what a configuration says."""
+    """Returns the architecture that computes what a configuration says."""
     layout = (config.norm_position, config.position_embedding_type)
     if layout not in by_layout:
         allowed = ", or ".join(f"{norm!r} and {positions!r}" for norm, positions in by_layout)
@@ -286,7 +288,7 @@ def _choose_stock(config: PreTrainedConfig, by_layout: Layouts) -> Stock:
 
 
 def _rename(weights: Weights, names: dict[str, str | tuple[str, ...]]) -> Weights:
-    """Replaces parts of names, and cuts the tensors that have several; see `Stock`."""
+    """Replaces parts of tensor names, and cuts a tensor that becomes several, as `Stock.names` describes."""
     for ours, stock in names.items():
         targets = (stock,) if isinstance(stock, str) else stock
         renamed: Weights = {}
@@ -326,7 +328,7 @@ def _to_stock(model: str | Path, config: PreTrainedConfig, layouts: Layouts) -> 
     stock_config = AutoConfig.for_model(stock.model_type, **fields, **stock.settings)
     exported = getattr(transformers, stock.classes[class_name])(stock_config).to(ours.dtype)
     missing, unexpected = exported.load_state_dict(weights, strict=False)
-    # The first is a bias that no model of ours has, and zero; the second another name of tied embeddings.
+    # The first is a bias of zeros, which our models don't have; the second another name of tied embeddings.
     may_miss = ("final_logits_bias", "shared.weight") if config.tie_word_embeddings else ("final_logits_bias",)
     assert not unexpected
     assert all(name.endswith(may_miss) for name in missing)
@@ -338,23 +340,24 @@ def _to_stock(model: str | Path, config: PreTrainedConfig, layouts: Layouts) -> 
 def export_model(model: str | Path, output: str | Path) -> Path:
     """Writes a checkpoint, with its tokenizer, as one that stock transformers loads: see the table of this module.
 
-    What is exported computes what the model did, to rounding; to the bit, on the CPUs tried, where the width of a head
-    is a power of four, so that it does not matter when scores are scaled. So greedy generation gives the same tokens.
+    The exported model computes what the model did, up to rounding; on the CPUs tried, to the bit if the width of a
+    head is a power of four, since it then does not matter when scores are scaled. So greedy generation gives the same
+    tokens.
 
     Three things differ. Padding on the left moves the positions of all but `bert` and `opt`, unless `gpt2` is given
     `position_ids`, as `generate` does. The loss of an encoder-decoder has no label smoothing. In training, `opt` has
     no dropout after the embeddings.
 
     Args:
-        model: a checkpoint of ours, a folder or a name on the Hub.
-        output: the folder to write to, empty or not there yet.
+        model: a checkpoint of this package, a folder or a Hub id.
+        output: the folder to write to, which must be empty or not exist.
 
     Returns:
-        `output`, which holds weights (safetensors), configuration, generation configuration and tokenizer.
+        The folder `output`, with weights (safetensors), configuration, generation configuration and tokenizer.
 
     Raises:
-        ValueError: if there is something in `output`, if the model is not one of ours or lacks weights, or if no stock
-            architecture computes the same; then it says why.
+        ValueError: if `output` is not empty, if the model is not one of this package's or lacks weights, or if no
+            stock architecture computes the same, with the reason.
     """
     output = Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):

@@ -29,7 +29,7 @@ class LazyCommand(TyperCommand):
         return typer.main.get_command(app)
 
     @property
-    def params(self) -> list[Any]:  # type: ignore[override]
+    def params(self) -> list[Any]:
         """The options of the function."""
         return self._command.params
 

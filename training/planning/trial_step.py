@@ -1,4 +1,4 @@
-"""Steps of a training run on made-up data: what one computes, the memory that it takes, and how long it lasts."""
+"""Trial steps of a training run on synthetic data: their operations, memory and time."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from ..run.settings import TrainingSettings
 from .flops import FlopCount
 from .memory_tracker import MemoryTracker
 
-# A measurement of the speed goes on for so long, and for no fewer steps, after one that is not counted.
+# Seconds and steps that a measurement of the speed lasts at least, after a first step that is not counted.
 SECONDS, STEPS = 5.0, 3
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What a pass forward and backward came to, beside the weights and what the optimizer keeps.
+    """The measurements of a forward and backward pass, without the weights and the optimizer's state.
 
     Attributes:
         rows: number of examples.
         tokens: number of tokens in them.
-        flops: floating point operations, a multiplication and an addition counted as two.
+        flops: floating point operations; a multiplication and an addition are two.
         saved: bytes that are kept for the backward pass when it begins.
-        peaks: the most bytes in each section of the pass, gradients left out. How many sections there are does not
+        peaks: largest number of bytes in each section of the pass, without gradients. The number of sections does not
             depend on the number of examples.
-        gradients: bytes of the gradients that there are in each section.
+        gradients: bytes of the gradients that exist in each section.
     """
 
     rows: int
@@ -47,15 +47,15 @@ class TrialResult:
 
 
 class TrialStep:
-    """A model on the device that it would be trained on here, and steps of its training.
+    """Runs steps of a model's training on the device that it would be trained on here.
 
     Args:
-        family: of the model.
-        settings: of the run.
-        processor: tokenizer or processor of the model; None if it is not there yet.
+        family: recipe of the model's family.
+        settings: settings of the run.
+        processor: tokenizer or processor of the model; None if it does not exist yet.
 
     Raises:
-        ValueError: if sizes do not fit together, or the device has no such precision.
+        ValueError: if sizes do not fit together, or the device does not support the precision.
     """
 
     def __init__(self, family: Recipe, settings: TrainingSettings, processor: Any = None) -> None:
@@ -64,7 +64,7 @@ class TrialStep:
         self.device = accelerator or torch.device("cpu")
         if settings.precision == "fp16" and self.device.type == "cpu":
             raise ValueError("`precision` ('fp16') needs an accelerator, and there is none here: 'bf16' is as small")
-        # The weights are made up too, and the generator is the caller's.
+        # The weights are random too, and must not advance the caller's generator.
         with torch.random.fork_rng(devices=[]):
             model: Any = family.make_model(settings, processor)
             self.model: PreTrainedModel = model.to(self.device).train()
@@ -80,11 +80,11 @@ class TrialStep:
         return moved, tokens
 
     def run(self, rows: int, again: bool = False) -> TrialResult:
-        """Passes forward and backward.
+        """Runs a forward and a backward pass.
 
         Args:
             rows: number of examples.
-            again: do it twice and tell of the second time, which finds gradients and adds to them.
+            again: run a second pass, which adds to the gradients of the first, and measure that one.
         """
         batch, tokens = self._batch(rows)
         parameters = list(self.model.parameters())
@@ -111,7 +111,8 @@ class TrialStep:
                 memory.peaks.clear()
                 gradients.clear()
                 count.flops = 0
-                # From what fills up a few examples that of many can't be told; there it is next to nothing.
+                # Packing pads to a multiple of tokens. For few examples that is much, for many next to nothing, so the
+                # padding of few does not extrapolate.
                 with count, memory, hooks, without_filling():
                     loss = self._forward(**batch).loss
                     saved = memory.saved
@@ -126,10 +127,10 @@ class TrialStep:
         return sum(each.grad.nbytes for each in self.model.parameters() if each.grad is not None)
 
     def measure_speed(self, rows: int) -> float:
-        """Tokens per second of training steps on this machine, the median of some steps.
+        """Measures the tokens per second of training on this machine, the median over some steps.
 
         Args:
-            rows: number of examples in each part of a batch, of which the settings tell how many there are.
+            rows: number of examples in each of the parts into which `accumulation` splits a batch.
         """
         settings = self.settings
         batch, tokens = self._batch(rows)

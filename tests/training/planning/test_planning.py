@@ -15,7 +15,7 @@ from regard.training.families.seq2seq_objective import Seq2SeqObjective
 from regard.training.loop.loop import Loop, make_accelerator
 from regard.training.loop.schedule import Budget
 from regard.training.planning import plan as planning
-from regard.training.planning import trial_step as rehearsal
+from regard.training.planning import trial_step
 from regard.training.planning.flops import FlopCount
 from regard.training.planning.memory_tracker import MemoryTracker
 from regard.training.planning.plan import plan
@@ -377,9 +377,9 @@ def test_time():
 
 def test_the_speed_is_that_of_whole_steps(monkeypatch):
     """By a clock of its own, which a forward pass moves on by 2 seconds and an optimizer's step by 3."""
-    monkeypatch.setattr(rehearsal, "SECONDS", 0)
+    monkeypatch.setattr(trial_step, "SECONDS", 0)
     now = [0.0]
-    monkeypatch.setattr(rehearsal, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(trial_step, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     step = torch.optim.AdamW.step
 
     def timed_step(optimizer, *arguments):
@@ -399,7 +399,7 @@ def test_the_speed_is_that_of_whole_steps(monkeypatch):
 
 
 def test_a_measured_plan(monkeypatch):
-    monkeypatch.setattr(rehearsal, "SECONDS", 0)
+    monkeypatch.setattr(trial_step, "SECONDS", 0)
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
