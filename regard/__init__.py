@@ -137,6 +137,9 @@ def _modules() -> dict[str, str]:
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("configuration", "modeling", "tokenization"):
+        # `import regard` is enough to write `regard.modeling.attention`.
+        return importlib.import_module(f".{name}", "regard")
     module = _modules().get(name)
     if module is None:
         raise AttributeError(f"module 'regard' has no attribute {name!r}")

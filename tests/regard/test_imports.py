@@ -68,6 +68,7 @@ ORDERS = [
     "import regard; import transformers",
     "import transformers; import regard",
     "import regard.registration",
+    "import regard; regard.modeling.attention.attend",
     "from regard.configuration.base import RegardConfig",
     "from regard.modeling.cpu.linear import linear",
     "from regard.tokenization.processor import RegardCaptionerProcessor",
