@@ -135,7 +135,7 @@ def require_file_name(output: str | Path) -> None:
         raise ValueError(f"`output` ({output}) must be a file: there is a folder of that name")
     parent = os.path.dirname(output)
     if not os.path.isdir(parent or os.curdir):
-        raise ValueError(f"`output` ({output}) must be in a folder that is there: {parent} is none")
+        raise ValueError(f"`output` ({output}) must be in a folder that exists: {parent} does not")
 
 
 def require_ending(output: str | Path, endings: tuple[str, ...] = PICTURES) -> None:

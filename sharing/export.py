@@ -361,7 +361,7 @@ def export_model(model: str | Path, output: str | Path) -> Path:
     """
     output = Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ValueError(f"`output` ({str(output)!r}) must be a folder that is empty or not there yet")
+        raise ValueError(f"`output` ({str(output)!r}) must be a folder that is empty or does not exist yet")
     label = f"`model` ({str(model)!r})"
     config = load_part(AutoConfig, model, label)
     family = family_of_type(config.model_type)
@@ -376,7 +376,7 @@ def export_model(model: str | Path, output: str | Path) -> Path:
     exported = resolve(family.export)(model, config)
     exported.save_pretrained(output)
     if tokenizer is None:
-        logger.warning("There is no tokenizer beside the model, so there is none in %s.", output)
+        logger.warning("The model has no tokenizer, so none is in %s.", output)
     else:
         save_tokenizer(tokenizer, output)
     return output

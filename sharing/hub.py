@@ -135,7 +135,7 @@ def check_folder(folder: Path) -> str:
         ValueError: if it holds no such model, lacks files, or holds pickles or links that lead out of it.
     """
     if not folder.is_dir():
-        raise ValueError(f"`folder` ({folder}) must be the folder of a model: there is none of that name")
+        raise ValueError(f"`folder` ({folder}) must be the folder of a model: there is no such folder")
     label = f"`folder` ({folder})"
     config = read_json(folder, CONFIG, label)
     model_type: Any = config.get("model_type")

@@ -50,7 +50,7 @@ def draw_attention(
     file = Path(output)
     require_ending(file, FORMATS)
     if image is not None and not Path(image).is_file():
-        raise ValueError(f"`image` ({image}) must be the file of an image: there is none of that name")
+        raise ValueError(f"`image` ({image}) must be the file of an image: there is no such file")
     for name, given in (("text", text), ("text_pair", text_pair), ("target", target)):
         require_text(given or "", name)
     network, processor = load_network(model, for_attention)

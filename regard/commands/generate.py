@@ -95,7 +95,7 @@ def generate_text(
 def _read_source(prompt: str | Path, processor: Any) -> dict[str, Any]:
     if hasattr(processor, "image_processor"):
         if not Path(prompt).is_file():
-            raise ValueError(f"`prompt` ({prompt}) must be the file of an image: there is none of that name")
+            raise ValueError(f"`prompt` ({prompt}) must be the file of an image: there is no such file")
         return processor(images=str(prompt), return_tensors="pt")
     return _read_prompt(str(prompt), processor)
 

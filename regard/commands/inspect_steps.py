@@ -38,7 +38,7 @@ def read_inputs(
     if is_captioner != (image is not None):
         raise ValueError(f"`image` ({image}) must be {'the file of an image' if is_captioner else 'left out'}")
     if image is not None and not image.is_file():
-        raise ValueError(f"`image` ({image}) must be the file of an image: there is none of that name")
+        raise ValueError(f"`image` ({image}) must be the file of an image: there is no such file")
     if target is not None and not network.config.is_encoder_decoder:
         raise ValueError("`target` is given, but the model has no decoder beside an encoder")
     tokenizer = processor.tokenizer if is_captioner else processor

@@ -87,7 +87,7 @@ def push(
         OSError: if the Hub refuses for another reason.
     """
     if not Path(run).is_dir():
-        raise ValueError(f"`run` ({run}) must be the folder of a run or of a model: there is none of that name")
+        raise ValueError(f"`run` ({run}) must be the folder of a run or of a model: there is no such folder")
     folder = Path(model_path(run))
     check_folder(folder)
     card = plain_card(folder, repo_id.rpartition("/")[2], bundle)

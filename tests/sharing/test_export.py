@@ -451,7 +451,7 @@ def test_nothing_is_written_over(save_model, tmp_path):
     _, folder = save_model(BERT_HEADS["AutoModel"])
     (tmp_path / "file").write_text("")
     for output in (folder, tmp_path / "file"):
-        with pytest.raises(ValueError, match=r"`output` .* must be a folder that is empty or not there yet"):
+        with pytest.raises(ValueError, match=r"`output` .* must be a folder that is empty or does not exist yet"):
             export_model(folder, output)
     (tmp_path / "empty").mkdir()
     assert export_model(folder, tmp_path / "empty") == tmp_path / "empty"

@@ -63,7 +63,7 @@ class TrialStep:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         self.device = accelerator or torch.device("cpu")
         if settings.precision == "fp16" and self.device.type == "cpu":
-            raise ValueError("`precision` ('fp16') needs an accelerator, and there is none here: 'bf16' is as small")
+            raise ValueError("`precision` ('fp16') needs an accelerator, which this machine lacks: take 'bf16'")
         # The weights are random too, and must not advance the caller's generator.
         with torch.random.fork_rng(devices=[]):
             model: Any = family.make_model(settings, processor)

@@ -305,7 +305,7 @@ def test_a_plain_card_of_an_exported_model(tmp_path):
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
-        (lambda folder: None, "`run` .* must be the folder of a run or of a model: there is none of that name"),
+        (lambda folder: None, "`run` .* must be the folder of a run or of a model: there is no such folder"),
         (lambda folder: folder.mkdir(), "`model` .* holds no model: the run may not have ended"),
     ],
     ids=["missing", "empty"],

@@ -182,7 +182,7 @@ def test_an_output_that_cannot_be_is_refused_before_the_work(refusal, tmp_path, 
     (tmp_path / "folder.svg").mkdir()
     for line in (["evaluate", "x"], ["inspect", "attention", "x", "--text", "a"], ["inspect", "heads", "x"]):
         missing, folder = tmp_path / "nowhere" / "a.svg", tmp_path / "folder.svg"
-        assert f"`output` ({missing}) must be in a folder that is there" in refusal(*line, "--output", missing)
+        assert f"`output` ({missing}) must be in a folder that exists" in refusal(*line, "--output", missing)
         assert f"`output` ({folder}) must be a file" in refusal(*line, "--output", folder)
 
 
