@@ -7,9 +7,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 
 from .base import RegardConfig
-
-ALIGNMENT_NAMES = ("dot", "scaled_dot", "bilinear", "additive", "none")
-RNN_TYPES = ("gru", "lstm")
+from .choices import ALIGNMENT_NAMES, RNN_TYPES
 
 
 @strict

@@ -15,7 +15,7 @@ PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != "README
 BLOCK = re.compile(r"^```(python|text)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 
 
-def blocks_of(page: str, kind: str) -> list[str]:
+def chunks_of(page: str, kind: str) -> list[str]:
     text = (FOLDER / f"{page}.md").read_text(encoding="utf-8")
     return [block for found, block in BLOCK.findall(text) if found == kind]
 
@@ -23,10 +23,10 @@ def blocks_of(page: str, kind: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_runs(page: str, tmp_path: Path) -> None:
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n" + "\n".join(blocks_of(page, "python"))
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n" + "\n".join(chunks_of(page, "python"))
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "".join(blocks_of(page, "text"))
+    assert done.stdout == "".join(chunks_of(page, "text"))
     drawn = [path.name for path in tmp_path.iterdir()]
     assert drawn == [f"{page}.png"]
     with Image.open(tmp_path / drawn[0]) as new, Image.open(PICTURES / drawn[0]) as kept:

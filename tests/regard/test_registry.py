@@ -52,7 +52,7 @@ class TinyRecipe(DecoderRecipe):
 
     def make_model(self, settings, processor=None):
         return RegardTinyForCausalLM(
-            RegardTinyConfig(**settings.make_config(processor).to_diff_dict() | {"model_type": "regard_tiny"})
+            RegardTinyConfig(**self.make_config(settings, processor).to_diff_dict() | {"model_type": "regard_tiny"})
         )
 
     def load_model(self, settings, path):

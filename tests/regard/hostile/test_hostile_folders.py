@@ -170,7 +170,7 @@ def test_a_card_shows_no_architecture_that_is_no_name(tmp_path, names):
 @pytest.mark.parametrize("number", ["0.5", "-1", "nan"])
 def test_a_share_is_nothing_to_evaluate_on(refusal, lines, spoilt, tmp_path, number):
     spoilt("decoder")
-    told = f"`data` ({number}) must be a source, which a number is not"
+    told = f"`data` ({number}) must be a source, not a number"
     assert told in refusal("evaluate", tmp_path / "model", "--data", number)
     output = ["--output", tmp_path / "a.png"]
     assert told in refusal("inspect", "faithfulness", tmp_path / "model", "--data", number, *output)

@@ -13,9 +13,9 @@ from transformers import (
 from regard.configuration.recurrent import ALIGNMENT_NAMES, RNN_TYPES
 from regard.training.builtin.glyphs import load_glyphs
 from regard.training.families import captioner
-from regard.training.families.base import train
 from regard.training.families.captioner import CAPTIONER, CaptionerSettings
 from regard.training.families.evaluate import evaluate_model
+from regard.training.families.train import train
 from regard.training.loop.loop import Loop
 from tests.support.captions import CAPTIONS, SIZED, TINY, write_images
 

@@ -18,7 +18,9 @@ from regard.training.families import seq2seq
 from regard.training.families.seq2seq import RECURRENT, TRANSFORMER, PairSettings
 from regard.training.families.seq2seq_objective import Seq2SeqObjective, target_sums
 from regard.training.generation.generate import generate_texts
-from regard.training.loop.loop import Loop, evaluate, make_accelerator
+from regard.training.loop.launch import make_accelerator
+from regard.training.loop.loop import Loop
+from regard.training.loop.objective import evaluate
 from regard.training.run.settings import TrainingSettings
 
 FAMILIES = {"transformer": TRANSFORMER, "recurrent": RECURRENT}
@@ -368,7 +370,7 @@ def test_generation_is_shown_what_training_is(monkeypatch):
         return ["a"] * 4
 
     monkeypatch.setattr(seq2seq, "generate_texts", watched)
-    RECURRENT.try_out(small_settings("recurrent", batch_size=2, max_length=20), None, characters, pairs)
+    RECURRENT.sample_outputs(small_settings("recurrent", batch_size=2, max_length=20), None, characters, pairs)
     assert [batch.keys() for batch in shown] == [{"input_ids", "attention_mask"}] * 2
     rows = [
         ids[mask.bool()].tolist()

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from regard.training.families import seq2seq, sizes
+from regard.training.families import seq2seq
+from regard.training.families import settings as sizes
 from regard.training.families.seq2seq import RECURRENT, TRANSFORMER, PairSettings, RecurrentSettings
 from regard.training.run.settings import TrainingSettings
 

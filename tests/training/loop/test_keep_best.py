@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from regard.training.families.bert import BertObjective, BertSettings
+from regard.training.loop.keeper import Keeper
 from regard.training.loop.loop import Loop
 from regard.training.run.checkpoints import list_checkpoints
 
@@ -134,13 +135,13 @@ def test_it_is_the_same_after_a_resumption(pretrain, tmp_path, step, weights_of)
 def test_a_best_checkpoint_that_is_damaged(pretrain, tmp_path, losses_are, weights_at, caplog):
     losses_are(at_4=3.0)
     with pytest.MonkeyPatch.context() as patch:
-        whole = Loop._load_best
+        whole = Keeper.load_best
 
         def damaged(self):
             (self.checkpoints / "step-4" / "model.safetensors").write_bytes(b"")
             return whole(self)
 
-        patch.setattr(Loop, "_load_best", damaged)
+        patch.setattr(Keeper, "load_best", damaged)
         results = pretrain(tmp_path / "run", **SETTINGS)
     assert results["best_step"] is None
     assert same(tmp_path / "run", weights_at[9])

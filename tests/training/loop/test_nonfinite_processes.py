@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.training.families.base import train
 from regard.training.families.bert import BERT, BertObjective
+from regard.training.families.train import train
 from regard.training.loop.loop import Loop
 from regard.training.run.checkpoints import list_checkpoints
 from tests.support.forked import fork

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 SCRIPT = """
 import os, sys, yaml
 from regard.training.families.bert import BERT
-from regard.training.families.base import train
+from regard.training.families.train import train
 from regard.training.loop.loop import Loop
 
 output, settings, last = sys.argv[1], sys.argv[2], int(sys.argv[3])

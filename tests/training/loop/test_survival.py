@@ -18,7 +18,8 @@ from accelerate.utils import other
 from safetensors import SafetensorError
 from transformers import modeling_utils
 
-from regard.training.families import base as family
+from regard.training.families import train
+from regard.training.loop.keeper import Keeper
 from regard.training.loop.loop import Loop
 from regard.training.run import checkpoints, files
 from regard.training.run.checkpoints import last_whole_checkpoint, list_checkpoints
@@ -70,17 +71,18 @@ def same_as_straight(straight, weights_of, history_of):
 class Lines:
     """Counts the lines that the code of a run passes once it may write, and kills it at one of them."""
 
-    FILES = [str(ROOT / "training" / f"{name}.py") for name in "checkpoints family files loop origin run".split()]
+    NAMES = "families/train loop/keeper loop/loop run/checkpoints run/files run/fingerprint run/folder".split()
+    FILES = [str(ROOT / "training" / f"{name}.py") for name in NAMES]
 
     def __init__(self, patch, last: int | None = None) -> None:
         self.seen, self._last = 0, last
-        prepare = family._prepare
+        prepare = train._prepare
 
         def traced(*args):
             sys.settrace(self._call)
             return prepare(*args)
 
-        patch.setattr(family, "_prepare", traced)
+        patch.setattr(train, "_prepare", traced)
 
     def _call(self, frame, event, argument):
         return self._line if frame.f_code.co_filename in self.FILES else None
@@ -218,7 +220,7 @@ def test_killed_at_each_operation_on_the_disk(pretrain, tmp_path, same_as_straig
 def test_a_torn_line_of_the_history(pretrain, tmp_path, same_as_straight):
     folder = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Loop, "_load_best", lambda self: 1 / 0)
+        patch.setattr(Keeper, "load_best", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             pretrain(folder, **SETTINGS)
     with (folder / "history.jsonl").open("a") as file:
@@ -389,7 +391,7 @@ def test_a_checkpoint_runs_no_code(pretrain, tmp_path, name, how):
     """Not even one whose checksums are right."""
     folder, mark = tmp_path / "run", tmp_path / "mark"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(family, "_save", lambda *args: 1 / 0)
+        patch.setattr(train, "_save", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             pretrain(folder, **SETTINGS)
     checkpoint = folder / "checkpoints" / "step-4"
@@ -411,7 +413,7 @@ def test_a_checkpoint_runs_no_code(pretrain, tmp_path, name, how):
 def test_a_checkpoint_of_other_processes_is_told_of(pretrain, tmp_path, caplog):
     folder = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(family, "_save", lambda *args: 1 / 0)
+        patch.setattr(train, "_save", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             pretrain(folder, **SETTINGS)
     checkpoint = folder / "checkpoints" / "step-4"

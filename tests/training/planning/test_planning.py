@@ -12,7 +12,8 @@ from regard.training.families.bert import BertObjective
 from regard.training.families.decoder import DecoderObjective
 from regard.training.families.registry import TRAINABLE
 from regard.training.families.seq2seq_objective import Seq2SeqObjective
-from regard.training.loop.loop import Loop, make_accelerator
+from regard.training.loop.launch import make_accelerator
+from regard.training.loop.loop import Loop
 from regard.training.loop.schedule import Budget
 from regard.training.planning import plan as planning
 from regard.training.planning import trial_step

@@ -9,8 +9,8 @@ import datasets
 import pytest
 import torch
 
-from regard.training.families.base import train
 from regard.training.families.decoder import DECODER
+from regard.training.families.train import train
 from regard.training.loop.loop import Loop
 from regard.training.reading import tables
 from tests.support.decoding import TINY

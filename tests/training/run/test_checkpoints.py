@@ -102,11 +102,11 @@ def test_killed_again_and_again(pretrain, tmp_path, same_as_straight):
 @pytest.mark.parametrize(
     "moment",
     [
-        "regard.training.families.base.Loop.__init__",
+        "regard.training.families.train.Loop.__init__",
         "regard.training.loop.loop.Loop._train",
         "regard.training.loop.loop.Loop.evaluate",
         "regard.training.families.bert.fill_examples",
-        "regard.training.families.base.save_results",
+        "regard.training.families.train.save_results",
     ],
 )
 def test_killed_at_other_moments(pretrain, tmp_path, same_as_straight, moment):
@@ -212,7 +212,7 @@ def test_the_disk_is_full(pretrain, tmp_path, same_as_straight):
 KILLED = """
 import os, signal, sys, yaml
 from regard.training.families.bert import BERT
-from regard.training.families.base import train
+from regard.training.families.train import train
 from regard.training.loop.loop import Loop
 
 whole = Loop._step
