@@ -1,4 +1,4 @@
-"""What a model card and a summary show of a family's models: figures, examples, and how a model is loaded."""
+"""The contents of model cards and summaries that depend on the family: figures, examples, how a model is loaded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Figure(NamedTuple):
 
 
 class Card(NamedTuple):
-    """What cards and summaries show of a family's models, or of models that were fine-tuned for a task.
+    """The contents of cards and summaries of a family's models, or of models that were fine-tuned for a task.
 
     Attributes:
         title: the card's title, if it is given no other.

@@ -1,4 +1,4 @@
-"""Model cards: what a model is, how it was trained, and the figures that were measured."""
+"""Model cards: descriptions of models, of their training, and of the figures that were measured."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def _files(folder: Path) -> list[str]:
 
 
 def _stays_inside(folder: Path, name: str) -> bool:
-    """Whether a file lies in a folder once links are followed; a folder of the Hub's cache has its files beside it."""
+    """Returns whether a file lies in a folder once links are followed. The Hub's cache keeps the files beside it."""
     target, whole = (folder / name).resolve(), folder.resolve()
     return target.is_relative_to(whole) or (
         whole.parent.name == "snapshots" and target.is_relative_to(whole.parents[1] / "blobs")

@@ -249,7 +249,7 @@ def main() -> None:
 
 
 def _message_for_users(error: Exception) -> str | None:
-    """What to tell the user of an error; None if it is a defect of the program, which needs its traceback."""
+    """Returns the message for an error of the user's; None for a defect of the program, which needs its traceback."""
     from accelerate.utils.memory import should_reduce_batch_size
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError

@@ -154,7 +154,7 @@ def order(
     text: Text = _TEXT,
     seed: Annotated[int, typer.Option(help="Seed of the permutation.")] = 0,
 ) -> None:
-    """Permute a text, with position embeddings and with these set to zero: only the former tell its order."""
+    """Permute a text, with position embeddings and with these set to zero, to see what tells the model its order."""
     from .inspect_steps import order_lines
 
     typer.echo("\n".join(order_lines(model, text, seed)))

@@ -37,7 +37,7 @@ def held_out_rows(model: str | Path, data: str | None, network: Any) -> Dataset:
         data: a source like those of training, of which all is used; None: the rows that the run held out, or for a
             model that is no run the rows that its family holds out by default. Of `dates` and `glyphs` it is always
             the test split.
-        network: the model, whose configuration tells the family if the folder does not.
+        network: the model, whose configuration decides the family if the folder does not name it.
 
     Raises:
         ValueError: if there is no such source, or it can't be read.

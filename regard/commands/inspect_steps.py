@@ -100,10 +100,10 @@ def calculation_lines(
     """Works out the attention of given vectors, with every sum written out.
 
     Args:
-        query: its numbers.
-        keys: their numbers, separated by ";".
+        query: the numbers of the query.
+        keys: the numbers of the keys, which are separated by ";".
         alignment: name of the alignment.
-        vector: of additive alignment.
+        vector: the numbers of the vector of additive alignment.
         matrices: the other arguments of `worked_calculation`, as text.
 
     Raises:

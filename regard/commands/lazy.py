@@ -1,4 +1,4 @@
-"""Commands whose options are found out only when they are needed."""
+"""Commands whose options are made only when they are needed."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def add_lazy_command(app: typer.Typer, name: str, help: str, make: Callable[[], 
     """Adds a command whose function is made when its options are first read.
 
     Args:
-        app: gets the command.
-        name: of the command.
-        help: what the command does, with details after a colon; lists of commands show what stands before it.
+        app: the application that gets the command.
+        name: name of the command.
+        help: what the command does. Details may follow a colon; lists of commands show the part before it.
         make: returns the function.
     """
 

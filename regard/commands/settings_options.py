@@ -43,9 +43,9 @@ def parse_field(text: str, option: str = "config", example: str = "hidden_size=2
     """Splits NAME=VALUE, whose value is YAML.
 
     Args:
-        text: to split.
-        option: what gave it, for errors.
-        example: of what is right, for errors.
+        text: the text to split.
+        option: name of the option that gave it, for errors.
+        example: a correct text, for errors.
 
     Raises:
         ValueError: if there is no "=", or the value is not YAML.
