@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from .inspection.maps.eager_mode import evaluating
+from .inspection.maps.eager_mode import evaluation_mode
 from .modeling.bert import RegardBertModel, RegardBertPreTrainedModel
 from .modeling.cpu import SequenceBounds, fast_inference
 from .modeling.packing import sequence_bounds
@@ -61,7 +61,7 @@ def encode_texts(
         return torch.empty(0, encoder.config.hidden_size, device=encoder.device)
     rows = tokenizer(list(texts), truncation=True, max_length=max_length or limit)["input_ids"]
     order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
-    with evaluating(model), fast_inference():
+    with evaluation_mode(model), fast_inference():
         vectors = [
             _encode_batch(encoder, [rows[place] for place in places], pooling)
             for places in _batches(rows, order, batch_tokens)
