@@ -21,10 +21,10 @@ from ..examples.bert import BertCollator, BertExamples, Epoch
 from ..examples.masking import Masking
 from ..examples.sentences import split_sentences
 from ..examples.tokenized import FlatColumn, count_tokens, log_frequencies, tokenize_documents
-from ..reading.text import CorpusSettings, load_split
 from ..run.settings import option
 from .base import Recipe
 from .sizes import SizedSettings
+from .text_corpus import CorpusSettings, load_document_split
 from .tokenizers import load_tokenizer
 
 logger = logging.getLogger("regard.training")
@@ -244,7 +244,7 @@ class BertRecipe(Recipe[BertSettings]):
 
     def load_data(self, settings: BertSettings) -> tuple[Dataset, Dataset]:
         """See `Recipe`."""
-        return load_split(settings)
+        return load_document_split(settings)
 
     def make_processor(self, settings: BertSettings, rows: Dataset) -> PreTrainedTokenizerFast:
         """See `Recipe`."""

@@ -22,10 +22,10 @@ from ..examples.masking import IGNORED
 from ..examples.text_chunks import BlockCollator, BlockEpoch, BlockExamples
 from ..examples.tokenized import count_tokens, log_frequencies, tokenize_texts
 from ..generation.text_metrics import perplexity
-from ..reading.text import CorpusSettings, load_split
 from ..run.settings import option
 from .base import Recipe
 from .sizes import SizedSettings
+from .text_corpus import CorpusSettings, load_document_split
 from .tokenizers import load_tokenizer
 
 logger = logging.getLogger("regard.training")
@@ -150,7 +150,7 @@ class DecoderRecipe(Recipe[DecoderSettings]):
 
     def load_data(self, settings: DecoderSettings) -> tuple[Dataset, Dataset]:
         """See `Recipe`."""
-        return load_split(settings)
+        return load_document_split(settings)
 
     def make_processor(self, settings: DecoderSettings, rows: Dataset) -> PreTrainedTokenizerFast:
         """See `Recipe`."""

@@ -22,7 +22,7 @@ from ...tokenization.wordpiece import check_vocabulary
 from ..builtin.dates import load_dates, parse_dates_name
 from ..examples.seq2seq import PairCollator, PairExamples, tokenize_pairs
 from ..generation.generate import exact_match_by, generate_texts, require_beams, text_figures
-from ..reading.splits import load_rows
+from ..reading.splits import load_split
 from ..reading.text_pairs import load_pairs
 from ..run.settings import option
 from .base import Recipe, Settings
@@ -80,7 +80,7 @@ class PairSettings(SizedSettings):
 
 
 def load_pair_split(settings: PairSettings) -> tuple[Dataset, Dataset]:
-    """The training pairs and the held-out ones; those of `dates` share no date. See `load_rows`."""
+    """The training pairs and the held-out ones; those of `dates` share no date. See `load_split`."""
 
     def make(name: str, split: str) -> Dataset:
         return load_dates(
@@ -101,7 +101,7 @@ def load_pair_split(settings: PairSettings) -> tuple[Dataset, Dataset]:
             bad_records=settings.bad_records,
         )
 
-    return load_rows(settings, "dates", make, read)
+    return load_split(settings, read, {"dates": make})
 
 
 def make_tokenizer(settings: PairSettings, pairs: Dataset, limit: int) -> PreTrainedTokenizerFast:

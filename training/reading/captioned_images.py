@@ -16,18 +16,9 @@ from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from ...tokenization.processor import to_rgb
 from .bad_records import BadRecords, counted, note
 from .cache import write_dataset
-from .tables import (
-    Column,
-    file_status,
-    find_column,
-    is_data_set_id,
-    list_folder,
-    listed,
-    open_hub_data_set,
-    read_table,
-    require_content,
-    require_most,
-)
+from .sources import file_status, is_data_set_id, list_folder, open_hub_data_set, require_limit
+from .tables import Column, find_column, listed, read_table
+from .text_files import require_content
 
 METADATA_FILES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 
@@ -80,7 +71,7 @@ def load_captions(
             missing, a caption is empty or nothing but white space, or an image is missing or does not decode.
         OSError: A file cannot be opened, or the Hub cannot be reached.
     """
-    require_most("images", max_images)
+    require_limit("images", max_images)
     bad = BadRecords(bad_records)
     name = os.fspath(folder)
     if is_data_set_id(name):

@@ -1,4 +1,4 @@
-"""Corpora: whatever the user names is read into one `datasets.Dataset` whose rows are documents."""
+"""Text corpora: all sources that the user names are read into one `datasets.Dataset` whose rows are documents."""
 
 import os
 import sys
@@ -10,35 +10,36 @@ from datasets import Dataset, Features, Value
 from ..builtin.python_docs import iter_python_docs, python_files
 from .bad_records import BadRecords
 from .cache import write_dataset
-from .tables import (
-    MAX_DOCUMENT_BYTES,
-    TABLE_SUFFIXES,
+from .sources import (
     TEXT_SUFFIXES,
-    Column,
     File,
-    Rows,
     Source,
     file_status,
     files_label,
     find_files,
     hub_texts,
     is_data_set_id,
-    is_table,
     is_text,
     list_folder,
-    listed,
-    num_bytes,
-    read_table,
-    require_most,
+    require_limit,
     source_names,
+)
+from .tables import (
+    MAX_DOCUMENT_BYTES,
+    TABLE_SUFFIXES,
+    Column,
+    Rows,
+    is_table,
+    listed,
+    read_table,
     suffix_of,
 )
-from .text_files import read_lines, read_pieces, require_utf8
+from .text_files import num_bytes, read_lines, read_pieces, require_utf8
 
 DOCUMENT_MODES = ("file", "blank-line", "line")
 
-# Part of every cache key: to be raised whenever the same input gives other documents than before.
-FORMAT_VERSION = 1
+# Part of every cache key: raise it whenever the same input gives other documents than before.
+FORMAT_VERSION = 2
 
 
 def load_documents(
@@ -53,9 +54,9 @@ def load_documents(
 ) -> Dataset:
     """Loads a corpus: a data set with one row for each document and the columns `text` and `source`.
 
-    The documents are written to the cache of `datasets` as they are read and are memory-mapped from there, so a corpus
-    may be larger than the memory. A later call reads the cache, unless a file's size or time of change, or an argument
-    that matters, is another. Documents of nothing but white space are left out.
+    The documents are written to the cache of `datasets` while they are read, and are memory-mapped from there, so a
+    corpus may be larger than the memory. A later call reads the cache, unless an argument that matters, or the size or
+    time of change of a file, is different. Documents of nothing but white space are left out.
 
     Args:
         data: One source, or several to be joined in their order:
@@ -64,20 +65,20 @@ def load_documents(
               adds the docstrings of installed packages.
             - A text file (UTF-8, may be gzipped), a folder (the .txt, .text, .md and .rst files anywhere in it, and
               the same with .gz) or a glob such as `notes/**/*.tex`. A file that is found twice is read once.
-            - A table: .jsonl or .json (one object a line), .csv or .tsv (with a header line), the same with .gz, or
-              .parquet; also a folder or a glob of them.
+            - A table: .jsonl (one object a line), .json (the same, or a list of objects), .csv or .tsv (with a header
+              line), the same with .gz, or .parquet; also a folder or a glob of them.
             - A data set on the Hub: `org/name` or `org/name:config`.
         text_column: The column of a table or Hub data set that holds the text.
-        documents: What is one document in a text file: the whole `file`, the text between blank lines (`blank-line`),
-            or each `line`.
+        documents: The unit of a text file that makes one document: the whole `file`, the text between blank lines
+            (`blank-line`), or each `line`.
         split: The split of a Hub data set.
-        max_documents: How many documents to read. The rest is neither read nor downloaded.
-        streaming: Reads a Hub data set row by row, so that its texts are kept on the disk but its files are not, as
-            `max_documents` does too. It changes nothing for other sources, which are always read that way.
-        bad_records: What to do with a document or row that can't be read (it is not UTF-8, does not parse, is too
-            large, or lacks the text): "stop" at the first, with an error, or "skip" each, with a warning; how many
-            were left out is told by `skipped_records`. A file, or a row group of Parquet, that can't be read on counts
-            as one. A file that is not there, and a column that a whole table lacks, are errors in any case.
+        max_documents: The most documents to read. The rest is neither read nor downloaded.
+        streaming: Whether to read a Hub data set row by row, which keeps its texts on the disk but not its files;
+            `max_documents` does so too. Other sources are always read that way.
+        bad_records: What to do with a document or row that cannot be read (it is not UTF-8, does not parse, is too
+            large, or lacks the text): "stop" at the first, with an error, or "skip" each, with a warning;
+            `skipped_records` counts them. The rest of a damaged file, or of a row group of Parquet, counts as one. A
+            missing file, and a column that a whole table lacks, are errors in any case.
 
     Returns:
         The documents, in an order that is always the same. `source` is a file or data set id, with `:` and the number
@@ -90,7 +91,7 @@ def load_documents(
     """
     if documents not in DOCUMENT_MODES:
         raise ValueError(f"`documents` ({documents!r}) must be one of {listed(DOCUMENT_MODES)}")
-    require_most("documents", max_documents)
+    require_limit("documents", max_documents)
 
     bad = BadRecords(bad_records)
     column = Column(text_column, "text_column")
@@ -102,8 +103,7 @@ def load_documents(
         elif is_data_set_id(name):
             sources.append(hub_texts(name, [column], split, streaming or max_documents is not None))
         else:
-            files = [file for file in find_files(name, _search_folder, "python-docs") if file.real_path not in seen]
-            seen.update(file.real_path for file in files)
+            files = find_files(name, _search_folder, seen, "python-docs")
             sources.append(_files(name, files, column, documents))
 
     def rows() -> Iterator[dict[str, str]]:
@@ -197,7 +197,7 @@ def _read_text(name: str, documents: str, bad: BadRecords) -> Rows:
 
 
 def _text_documents(name: str, documents: str, bad: BadRecords) -> Iterator[tuple[str, str]]:
-    # Of a document that is too large, a character too many is enough to tell.
+    # One character more than is allowed shows that a document is too large.
     if documents == "file":
         for _, text in islice(read_pieces(name, bad, lambda file: file.read(MAX_DOCUMENT_BYTES + 1)), 1):
             yield name, text

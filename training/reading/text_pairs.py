@@ -1,4 +1,4 @@
-"""Parallel texts: what the user names is read into one `datasets.Dataset` of pairs, a source text and its target."""
+"""Pairs of texts: all sources that the user names are read into one `datasets.Dataset` of source and target texts."""
 
 from __future__ import annotations
 
@@ -10,27 +10,21 @@ from datasets import Dataset, Features, Value
 
 from .bad_records import BadRecords
 from .cache import write_dataset
-from .tables import (
-    TABLE_SUFFIXES,
-    Column,
+from .sources import (
     File,
-    Rows,
     Source,
     files_label,
-    find_files,
+    find_tables,
     hub_texts,
     is_data_set_id,
-    is_table,
-    list_folder,
-    listed,
-    read_table,
-    require_content,
-    require_most,
+    require_limit,
     source_names,
 )
+from .tables import Column, Rows, read_table
+from .text_files import require_content
 
-# Part of every cache key: to be raised whenever the same input gives other pairs than before.
-FORMAT_VERSION = 1
+# Part of every cache key: raise it whenever the same input gives other pairs than before.
+FORMAT_VERSION = 2
 
 
 def load_pairs(
@@ -45,25 +39,25 @@ def load_pairs(
 ) -> Dataset:
     """Loads pairs of texts: a data set with one row for each pair and the columns `source` and `target`.
 
-    The pairs are written to the cache of `datasets` as they are read and are memory-mapped from there. A later call
-    reads the cache, unless a file's size or time of change, or an argument that matters, is another.
+    The pairs are written to the cache of `datasets` while they are read, and are memory-mapped from there. A later
+    call reads the cache, unless an argument that matters, or the size or time of change of a file, is different.
 
     Args:
         data: One source, or several to be joined in their order:
 
-            - A table: .jsonl or .json (one object a line), .csv or .tsv (with a header line), the same with .gz, or
-              .parquet; also a folder (the tables anywhere in it) or a glob of them. A file that is found twice is
-              read once.
+            - A table: .jsonl (one object a line), .json (the same, or a list of objects), .csv or .tsv (with a header
+              line), the same with .gz, or .parquet; also a folder (the tables anywhere in it) or a glob of them. A
+              file that is found twice is read once.
             - A data set on the Hub: `org/name` or `org/name:config`.
         source_column: The column that holds the source texts. `translation.en` is the column `en` inside of
             `translation`.
         target_column: The column that holds the target texts, likewise.
         split: The split of a Hub data set.
-        max_pairs: How many pairs to read. The rest is neither read nor downloaded.
-        streaming: Reads a Hub data set row by row, so that its texts are kept on the disk but its files are not, as
-            `max_pairs` does too. It changes nothing for other sources, which are always read that way.
-        bad_records: What to do with a row that can't be read or lacks a text: "stop" or "skip", as `load_documents`
-            has it.
+        max_pairs: The most pairs to read. The rest is neither read nor downloaded.
+        streaming: Whether to read a Hub data set row by row, which keeps its texts on the disk but not its files;
+            `max_pairs` does so too. Other sources are always read that way.
+        bad_records: What to do with a row that cannot be read or lacks a text: "stop" or "skip", as for
+            `load_documents`.
 
     Returns:
         The pairs, in an order that is always the same.
@@ -73,7 +67,7 @@ def load_pairs(
             something other than text, a text is empty or nothing but white space, or there are no pairs at all.
         OSError: A file cannot be opened, or the Hub cannot be reached.
     """
-    require_most("pairs", max_pairs)
+    require_limit("pairs", max_pairs)
     bad = BadRecords(bad_records)
     columns = [Column(source_column, "source_column"), Column(target_column, "target_column")]
     sources: list[Source] = []
@@ -82,8 +76,7 @@ def load_pairs(
         if is_data_set_id(name):
             sources.append(hub_texts(name, columns, split, streaming or max_pairs is not None))
         else:
-            files = [file for file in find_files(name, _search_folder, "dates") if file.real_path not in seen]
-            seen.update(file.real_path for file in files)
+            files = find_tables(name, seen, "dates")
             sources.append(_tables(name, files, columns))
 
     def rows() -> Iterator[dict[str, str]]:
@@ -116,20 +109,7 @@ def _with_content(found: Rows, columns: Sequence[Column], bad: BadRecords) -> It
 
 
 def _tables(name: str, files: Sequence[File], columns: Sequence[Column]) -> Source:
-    for file in files:
-        if not is_table(file.name):
-            raise ValueError(
-                f"{file.name!r} is no table, which pairs are read from: its name must end in {listed(TABLE_SUFFIXES)}"
-            )
-
     def read(bad: BadRecords) -> Rows:
         return chain.from_iterable(read_table(file.name, columns, bad) for file in files)
 
     return Source(files_label(name, files), ("files", files, columns), read)
-
-
-def _search_folder(folder: str) -> list[str]:
-    paths = list(filter(is_table, list_folder(folder)))
-    if not paths:
-        raise ValueError(f"folder {folder!r} holds no file that ends in {listed(TABLE_SUFFIXES)}")
-    return paths

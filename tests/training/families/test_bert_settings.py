@@ -9,9 +9,9 @@ import torch
 
 from regard.training.families import sizes
 from regard.training.families.bert import BertSettings
+from regard.training.families.text_corpus import load_document_split
 from regard.training.loop import loop
 from regard.training.reading import text
-from regard.training.reading.text import load_split
 from regard.training.run.checkpoints import list_checkpoints
 
 BASE = {"steps": 4, "log_every": 1, "evaluate_every": 2, "save_every": 2, "batch_size": 4, "learning_rate": 0.01}
@@ -182,12 +182,12 @@ def reads(monkeypatch, texts) -> list[tuple]:
 
 
 def test_how_data_is_read_is_passed_on(reads):
-    load_split(BertSettings(data=["a", "b"], max_documents=5, **READING))
+    load_document_split(BertSettings(data=["a", "b"], max_documents=5, **READING))
     assert reads == [(["a", "b"], {"max_documents": 5, **READING})]
 
 
 def test_held_out_data_is_read_the_same_way_and_in_full(reads):
-    load_split(BertSettings(data=["a"], validation="b", max_documents=5, **READING))
+    load_document_split(BertSettings(data=["a"], validation="b", max_documents=5, **READING))
     assert reads == [(["a"], {"max_documents": 5, **READING}), ("b", READING)]
 
 

@@ -164,7 +164,7 @@ def test_predictions_tell_the_row_that_they_are_of(base, data, tmp_path):
     found = [json.loads(line) for line in (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()]
     assert len(found) == results["data"]["held_out_rows"] == 8
     for row in found:
-        name, number = row["source"].split(", row ")
+        name, _, number = row["source"].rpartition(":")
         assert name == data
         assert json.loads(lines[int(number) - 1]).items() <= row.items()
     held_out = [row["label"] for row in found]
@@ -183,7 +183,7 @@ def test_what_is_trained_on_and_kept_is_told(base, data, tmp_path, caplog):
     assert len(losses) < 9
     best = losses.index(min(losses))
     (line,) = (message for message in caplog.messages if "The best model" in message)
-    assert line.startswith(f"Training has stopped after epoch {len(losses)}: the last 1 were no better (`patience`)")
+    assert line.startswith(f"Training stopped after epoch {len(losses)}: the last 1 were no better (`patience`)")
     assert line.endswith(f"The best model is that of epoch {best + 1}: loss {losses[best]:.4g}.")
 
 
@@ -279,5 +279,5 @@ def test_a_tracker_that_is_not_installed(base, data, tmp_path, monkeypatch):
 def test_lora_targets_that_are_not_there(base, data, tmp_path):
     pytest.importorskip("peft")
     told = refusal(tmp_path / "run", base, data, lora=2, lora_targets=["up", "query"])
-    assert told.startswith("`lora_targets` ('query') is no module of the model; there are ")
-    assert {"down", "output", "query_key_value", "up"} <= set(told.partition("there are ")[2].split(", "))
+    assert told.startswith("`lora_targets` ('query') is no module of the model, which has ")
+    assert {"down", "output", "query_key_value", "up"} <= set(told.partition("which has ")[2].split(", "))
