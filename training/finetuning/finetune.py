@@ -24,7 +24,6 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,8 @@ from ...modeling.loading.load import (
 from ...tokenization.generative import save_tokenizer
 from ..families.tokenizers import require_special_tokens
 from ..reading.typed_rows import load_table
-from ..run.folder import load_results, open_run, save_results, save_settings
+from ..run.files import PARTIAL, delete_leftovers, rename_in
+from ..run.folder import load_results, open_run, save_results, save_settings, writing
 from ..run.settings import held_out_share, to_dict
 from .checkpoints import last_checkpoint
 from .lora import add_adapter
@@ -341,13 +341,13 @@ def _save_model(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast, me
     # The tokenizer still has the padding and truncation of its last use.
     tokenizer.backend_tokenizer.no_padding()
     tokenizer.backend_tokenizer.no_truncation()
-    if merge:
-        model.save_pretrained(folder / ADAPTER)
-        model = model.merge_and_unload()
-    partial = folder / f"partial-{MODEL}"
-    shutil.rmtree(partial, ignore_errors=True)
-    model.save_pretrained(partial)
-    save_tokenizer(tokenizer, partial)
-    shutil.rmtree(folder / MODEL, ignore_errors=True)
-    partial.rename(folder / MODEL)
+    partial = folder / f"{PARTIAL}{MODEL}"
+    with writing("the trained model", folder):
+        if merge:
+            model.save_pretrained(folder / ADAPTER)
+            model = model.merge_and_unload()
+        delete_leftovers(folder, PARTIAL, MODEL)
+        model.save_pretrained(partial)
+        save_tokenizer(tokenizer, partial)
+        rename_in(partial, folder / MODEL)
     return model

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -70,9 +71,9 @@ def data(tmp_path):
     return str(tmp_path / "rows.jsonl")
 
 
-def run(folder, base, data, **given):
+def run(folder, base, data, resume=False, **given):
     settings = {"model": base, "data": data, "epochs": 1, "batch_size": 8, "validation": "0.2", "log_with": "none"}
-    return finetune("classification", folder, {**settings, **given})
+    return finetune("classification", folder, {**settings, **given}, resume=resume)
 
 
 # Trainer
@@ -225,6 +226,30 @@ def test_characters_that_the_font_lacks_are_told_once(tmp_path, caplog):
         "confusion_matrix.csv has them."
     ]
     assert "类别" in (tmp_path / "confusion_matrix.csv").read_text(encoding="utf-8")
+
+
+def test_an_earlier_model_is_not_deleted_before_the_new_one_has_its_name(base, data, tmp_path, monkeypatch):
+    """As when the disk fails at that moment."""
+    folder = tmp_path / "run"
+    run(folder, base, data)
+    weights = (folder / "model" / "model.safetensors").read_bytes()
+    # The run has to write its model again.
+    (folder / "results.json").unlink()
+    replace = os.replace
+
+    def fail(source, target):
+        if Path(target) == folder / "model":
+            raise OSError(28, os.strerror(28))
+        replace(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", fail)
+        with pytest.raises(OSError, match=r"^the trained model could not be written to .*run: No space left on devi"):
+            run(folder, base, data, resume=True)
+    assert (folder / "old-model" / "model.safetensors").read_bytes() == weights
+    run(folder, base, data, resume=True)
+    assert (folder / "model" / "model.safetensors").read_bytes() == weights
+    assert not [path.name for path in folder.iterdir() if path.name.startswith(("old-", "partial-"))]
 
 
 # Mistakes
