@@ -24,6 +24,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from typing import Any
 import torch
 import transformers
 from accelerate import PartialState
+from accelerate.utils import reduce
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -40,6 +42,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     ProgressCallback,
     Trainer,
+    TrainerCallback,
     TrainerControl,
     TrainerState,
     TrainingArguments,
@@ -58,6 +61,7 @@ from ...modeling.loading.load import (
 )
 from ...tokenization.generative import save_tokenizer
 from ..families.tokenizers import require_special_tokens
+from ..loop.signals import StopSignals
 from ..reading.typed_rows import load_table
 from ..run.files import PARTIAL, delete_leftovers, rename_in
 from ..run.folder import load_results, open_run, save_results, save_settings, writing
@@ -97,6 +101,7 @@ def finetune(
 
     Raises:
         ValueError: if the settings, data, model or folder cannot be used. Nothing is written before all are checked.
+        SystemExit: after SIGINT or SIGTERM, once a checkpoint is saved.
     """
     if task not in TASKS:
         raise ValueError(f"`task` ({task!r}) must be one of {', '.join(TASKS)}")
@@ -142,7 +147,9 @@ def finetune(
     if trainer.is_world_process_zero():
         save_settings(folder, run_name, chosen)
     start = time.monotonic()
-    trainer.train(resume_from_checkpoint=last_checkpoint(folder / CHECKPOINTS) if resume else None)
+    with StopSignals() as signals:
+        trainer.add_callback(_Stop(signals))
+        trainer.train(resume_from_checkpoint=last_checkpoint(folder / CHECKPOINTS) if resume else None)
     logger.info("%s", best_of(trainer, chosen.patience))
     outcome = trainer.predict(encoded_held_out, metric_key_prefix="eval")
     if not math.isfinite((outcome.metrics or {})["eval_loss"]):
@@ -332,6 +339,34 @@ class _Progress(ProgressCallback):
         if state.is_world_process_zero and figures:
             shown = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items())
             logger.info("Epoch %.3g: %s", state.epoch or 0, shown)
+
+
+class _Stop(TrainerCallback):
+    """Saves a checkpoint and exits once a signal has asked one of the processes to end."""
+
+    def __init__(self, signals: StopSignals) -> None:
+        self._signals = signals
+        self._is_asked = False
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._is_asked = bool(reduce(torch.tensor([self._signals.received or 0], device=args.device), "sum"))
+        # After the last step of an epoch, a checkpoint is saved anyway, and must not be saved before the evaluation.
+        is_last = float(state.epoch or 0).is_integer() or control.should_training_stop
+        control.should_save = control.should_save or (self._is_asked and not is_last)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if not self._is_asked or control.should_training_stop:
+            return
+        PartialState().wait_for_everyone()
+        number = self._signals.received or signal.SIGTERM
+        if state.is_world_process_zero:
+            logger.warning(
+                "Stopped by %s after step %d, whose checkpoint is saved: the same command with --resume goes on.",
+                *(signal.Signals(number).name, state.global_step),
+            )
+        raise SystemExit(128 + number)
 
 
 # Saving

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import signal
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 import transformers
 from matplotlib.figure import Figure
+from safetensors.torch import load_file
 from transformers import (
     AutoTokenizer,
     BertConfig,
@@ -28,7 +30,7 @@ from transformers import (
 
 import regard
 from regard.tokenization.wordpiece import train_wordpiece
-from regard.training.finetuning.finetune import finetune
+from regard.training.finetuning.finetune import _FinetuneTrainer, finetune
 from regard.training.finetuning.results import _save_confusion
 
 WORDS = "river stone fish door garden wall piano violin tune the a of under near".split()
@@ -250,6 +252,37 @@ def test_an_earlier_model_is_not_deleted_before_the_new_one_has_its_name(base, d
     run(folder, base, data, resume=True)
     assert (folder / "model" / "model.safetensors").read_bytes() == weights
     assert not [path.name for path in folder.iterdir() if path.name.startswith(("old-", "partial-"))]
+
+
+# Signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("step", [1, 3, 4, 7])
+def test_a_signal_saves_a_checkpoint_and_ends_the_run(step, number, base, data, tmp_path, monkeypatch, caplog):
+    """In the middle of an epoch of four steps, or at its end, after which the run goes on to the same end."""
+    settings = {"epochs": 3, "patience": 2, "metric": "loss", "learning_rate": 1e-2}
+    whole = run(tmp_path / "whole", base, data, **settings)
+    work = _FinetuneTrainer.training_step
+
+    def step_and_signal(trainer, *args):
+        if trainer.state.global_step == step - 1:
+            signal.raise_signal(number)
+        return work(trainer, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_FinetuneTrainer, "training_step", step_and_signal)
+        with pytest.raises(SystemExit) as raised:
+            run(tmp_path / "cut", base, data, **settings)
+    assert raised.value.code == 128 + number
+    assert f"Stopped by {signal.Signals(number).name} after step {step}, whose checkpoint is saved" in caplog.text
+    assert (tmp_path / "cut" / "checkpoints" / f"checkpoint-{step}" / "trainer_state.json").exists()
+    assert not (tmp_path / "cut" / "results.json").exists()
+    resumed = run(tmp_path / "cut", base, data, resume=True, **settings)
+    assert resumed["history"] == whole["history"]
+    assert resumed["metrics"] == whole["metrics"]
+    found, expected = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("cut", "whole"))
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
 # Mistakes
