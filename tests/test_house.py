@@ -24,6 +24,19 @@ MAY_IMPORT = {
     "sharing": {"configuration", "modeling", "tokenization", "model_cards"},
     FACE: {"configuration", "tokenization", "model_cards", "modeling", "training", "inspection", "sharing"},
 }
+# The wings of a folder, from the top floor down: each may import those below it. Names in one tuple stand side by side
+# and may not import each other; "." stands for the modules of the folder itself.
+FLOORS: dict[str, list[tuple[str, ...]]] = {
+    "modeling": [("loading",), (".",), ("cpu",)],
+    "training": [
+        *[("finetuning",), ("planning",), ("families",), ("examples",), ("reading",)],
+        *[("loop",), ("generation",), ("builtin",), ("run",)],
+    ],
+    "inspection": [("faithfulness", "steps", "senses"), ("maps",)],
+    FACE: [("__main__",), ("commands",), (".",)],
+}
+# Modules in one room; a reader should take them in at a glance.
+ROOM = 16
 # Not part of the package.
 OTHER_FOLDERS = {"benchmarks", "build", "docs", "tests"}
 
@@ -81,6 +94,71 @@ def broken_rules(root: Path) -> list[str]:
     return broken
 
 
+def module_name(path: Path) -> str:
+    """The dotted name of a module of the house, from its path in the checkout."""
+    parts = path.with_suffix("").parts
+    parts = parts[:-1] if parts[-1] == "__init__" else parts
+    return ".".join(parts if path.parts[0] == FACE else (FACE, *parts))
+
+
+def arrows(root: Path) -> dict[str, dict[str, str]]:
+    """What each module of the house at `root` imports of it: the modules, each with the place that does."""
+    paths = {module_name(path.relative_to(root)): path for path in house_modules(root)}
+    found: dict[str, dict[str, str]] = {name: {} for name in paths}
+    for name, path in paths.items():
+        package = name.split(".") if path.stem == "__init__" else name.split(".")[:-1]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ImportFrom):
+                continue
+            for target in imported_names(node, package) or []:
+                module = target if target in paths else target.rpartition(".")[0]
+                if module in paths and module != name:
+                    found[name].setdefault(module, f"{path.relative_to(root)}:{node.lineno}")
+    return found
+
+
+def wing_of(name: str) -> tuple[str, str]:
+    """The folder and the wing that a module belongs to."""
+    parts = name.split(".")[1:]
+    if not parts or parts[0] not in MAY_IMPORT:
+        parts = [FACE, *parts]
+    folder, rest = parts[0], parts[1:]
+    wings = {wing for floor in FLOORS.get(folder, []) for wing in floor}
+    return folder, rest[0] if rest and rest[0] in wings else "."
+
+
+def broken_floors(root: Path) -> list[str]:
+    """One line for each import of a wing that does not lie below the module that imports it."""
+    broken = []
+    for name, targets in arrows(root).items():
+        folder, wing = wing_of(name)
+        floors = {other: number for number, floor in enumerate(FLOORS.get(folder, [])) for other in floor}
+        for target, place in targets.items():
+            other_folder, other = wing_of(target)
+            if folder in FLOORS and other_folder == folder and other != wing and floors[other] <= floors[wing]:
+                broken.append(f"{place}: {folder}/{wing} may not import {folder}/{other}")
+    return broken
+
+
+def circles(root: Path) -> list[list[str]]:
+    """Groups of modules that import each other, each once."""
+    graph = arrows(root)
+
+    def reached(start: str) -> set[str]:
+        found: set[str] = set()
+        waiting = [start]
+        while waiting:
+            for target in graph[waiting.pop()]:
+                if target not in found:
+                    found.add(target)
+                    waiting.append(target)
+        return found
+
+    reach = {name: reached(name) for name in graph}
+    groups = {frozenset(other for other in reach[name] if name in reach[other]) for name in graph}
+    return sorted(sorted(group) for group in groups if group)
+
+
 def test_every_import_keeps_to_the_table():
     assert house_modules(ROOT)
     assert broken_rules(ROOT) == []
@@ -133,6 +211,87 @@ def test_the_reader_of_imports(tmp_path, path, source, complaint):
 def test_every_package_folder_is_in_the_table():
     found = {init.parent.name for init in ROOT.glob("*/__init__.py")}
     assert found - OTHER_FOLDERS <= MAY_IMPORT.keys()
+
+
+def test_wings_import_only_what_lies_below_them():
+    assert broken_floors(ROOT) == []
+
+
+def test_no_modules_import_each_other():
+    assert circles(ROOT) == []
+
+
+def test_every_wing_has_a_floor():
+    found = {
+        (init.parts[-3], init.parts[-2]) for folder in MAY_IMPORT for init in ROOT.glob(f"{folder}/*/__init__.py")
+    }
+    wings = {(folder, wing) for folder, floors in FLOORS.items() for floor in floors for wing in floor}
+    assert {wing for wing in wings if wing[1] not in (".", "__main__")} == found
+
+
+def test_no_room_is_too_full_to_take_in_at_a_glance():
+    rooms = {path.parent for path in house_modules(ROOT)}
+    sizes = {room.relative_to(ROOT): len([p for p in room.glob("*.py") if p.stem != "__init__"]) for room in rooms}
+    assert {room: size for room, size in sizes.items() if size > ROOM} == {}
+
+
+@pytest.mark.parametrize(
+    ("files", "floors", "circle"),
+    [
+        ({"training/loop/a.py": "from ..run.b import X", "training/run/b.py": ""}, [], []),
+        ({"training/loop/a.py": "from .b import X", "training/loop/b.py": ""}, [], []),
+        ({"modeling/a.py": "from .cpu import X", "modeling/cpu/__init__.py": ""}, [], []),
+        ({"regard/commands/a.py": "from ..b import X", "regard/b.py": ""}, [], []),
+        (
+            {"training/run/a.py": "def f():\n    from ..loop.b import X", "training/loop/b.py": ""},
+            ["training/run/a.py:2: training/run may not import training/loop"],
+            [],
+        ),
+        (
+            {"training/run/a.py": "from ..loop import b", "training/loop/__init__.py": "", "training/loop/b.py": ""},
+            ["training/run/a.py:1: training/run may not import training/loop"],
+            [],
+        ),
+        (
+            {"inspection/steps/a.py": "from ..senses.b import X", "inspection/senses/b.py": ""},
+            ["inspection/steps/a.py:1: inspection/steps may not import inspection/senses"],
+            [],
+        ),
+        (
+            {"modeling/cpu/a.py": "from ..b import X", "modeling/b.py": ""},
+            ["modeling/cpu/a.py:1: modeling/cpu may not import modeling/."],
+            [],
+        ),
+        (
+            {"regard/a.py": "from .commands.b import X", "regard/commands/b.py": ""},
+            ["regard/a.py:1: regard/. may not import regard/commands"],
+            [],
+        ),
+        (
+            {"modeling/a.py": "from .b import X", "modeling/b.py": "if TYPE_CHECKING:\n    from .a import Y"},
+            [],
+            [["regard.modeling.a", "regard.modeling.b"]],
+        ),
+        (
+            {
+                "sharing/a.py": "from .b import X",
+                "sharing/b.py": "from .c import X",
+                "sharing/c.py": "from . import a",
+                "sharing/d.py": "from .a import X",
+                "sharing/__init__.py": "",
+            },
+            [],
+            [["regard.sharing.a", "regard.sharing.b", "regard.sharing.c"]],
+        ),
+    ],
+)
+def test_the_finders_of_broken_floors_and_circles(tmp_path, files, floors, circle):
+    for name, source in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    assert broken_floors(tmp_path) == floors
+    assert circles(tmp_path) == circle
 
 
 @pytest.fixture(scope="module")

@@ -79,7 +79,7 @@ def contents(suffix):
         kinds.append(json_rows())
     if plain == ".parquet":
         kinds.append(parquet_tables())
-    return st.require_exactly_one(kinds)
+    return st.one_of(kinds)
 
 
 _names = st.sampled_from([*ROWS[0], "other", ""])

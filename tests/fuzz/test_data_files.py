@@ -89,7 +89,7 @@ def test_captions(suffix, data, folder, tmp_path_factory):
         assert all(row["image"].size and row["text"].strip() for row in captions)
 
 
-paths = st.require_exactly_one(
+paths = st.one_of(
     st.text(max_size=12),
     st.lists(
         st.sampled_from(["..", ".", "/", "\\", "//", "C:", "0.png", "file://", "~", "\x00", "%2e"]), max_size=5

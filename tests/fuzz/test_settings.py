@@ -21,7 +21,7 @@ SETTINGS = {name: family.settings_class for name, family in TRAINABLE.items()} |
 every_class = pytest.mark.parametrize("settings_class", SETTINGS.values(), ids=SETTINGS)
 
 words = st.sampled_from("tiny linear cosine no bf16 none 0.1 1e-4 nan inf -1 additive gru pieces".split())
-scalars = st.require_exactly_one(
+scalars = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-2, 9),
@@ -76,7 +76,7 @@ def test_what_is_taken_is_the_same_once_it_was_written(settings_class, data, tmp
 
 
 @given(
-    content=st.require_exactly_one(
+    content=st.one_of(
         values.map(lambda value: yaml.safe_dump(value, allow_unicode=True).encode()),
         st.lists(lines | st.text(max_size=6), max_size=4).map(
             lambda parts: "\n".join(parts).encode("utf-8", "replace")

@@ -40,7 +40,7 @@ PIECES = [
 ]
 # Every code point but halves of surrogate pairs, which are no text: see below.
 any_character = st.characters(exclude_categories=["Cs"])
-texts = st.require_exactly_one(
+texts = st.one_of(
     st.text(any_character, max_size=40),
     st.text(string.printable, max_size=60),
     st.lists(st.sampled_from(PIECES) | st.text(any_character, max_size=3), max_size=8).map("".join),
