@@ -197,7 +197,7 @@ def _read_text(name: str, documents: str, bad: BadRecords) -> Rows:
 
 
 def _text_documents(name: str, documents: str, bad: BadRecords) -> Iterator[tuple[str, str]]:
-    # One character more than is allowed shows that a document is too large.
+    # One character more than allowed shows that a document is too large.
     if documents == "file":
         for _, text in islice(read_pieces(name, bad, lambda file: file.read(MAX_DOCUMENT_BYTES + 1)), 1):
             yield name, text

@@ -230,7 +230,7 @@ def _require_object(row: Any, where: str) -> None:
 
 
 def _read_csv(name: str, columns: Sequence[Column], bad: BadRecords) -> Objects:
-    # The default, 128 KiB for the whole process, is less than a long article.
+    # The default limit, 128 KiB for the whole process, is less than a long article.
     csv.field_size_limit(max(MAX_DOCUMENT_BYTES, csv.field_size_limit()))
     dialect = "excel-tab" if suffix_of(name) == ".tsv" else "excel"
     damage: list[ValueError] = []  # in the lines of the present row
@@ -321,7 +321,7 @@ def _parquet_rows(batch: pa.RecordBatch, name: str, before: int, bad: BadRecords
 
 def _not_parquet(what: str, error: Exception) -> ValueError:
     if isinstance(error, OSError) and error.errno is not None:
-        raise error  # the system's; of damaged data it has no number
+        raise error  # an error of the system; errors about damaged data have no number
     return ValueError(f"{what} does not read as Parquet: {str(error).splitlines()[0]}")
 
 

@@ -270,10 +270,16 @@ def test_a_signal_saves_a_checkpoint_and_ends_the_run(step, number, base, data, 
             signal.raise_signal(number)
         return work(trainer, *args)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(_FinetuneTrainer, "training_step", step_and_signal)
-        with pytest.raises(SystemExit) as raised:
-            run(tmp_path / "cut", base, data, **settings)
+    # What starts the tests in the background may have it ignored.
+    before = signal.signal(number, signal.default_int_handler)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(_FinetuneTrainer, "training_step", step_and_signal)
+            with pytest.raises(SystemExit) as raised:
+                run(tmp_path / "cut", base, data, **settings)
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, before)
     assert raised.value.code == 128 + number
     assert f"Stopped by {signal.Signals(number).name} after step {step}, whose checkpoint is saved" in caplog.text
     assert (tmp_path / "cut" / "checkpoints" / f"checkpoint-{step}" / "trainer_state.json").exists()
