@@ -17,7 +17,7 @@ class CorpusSettings(TrainingSettings):
 
     data: list[str] = option(
         ["python-docs"],
-        "What to train on: 'python-docs', a text, json, csv or parquet file, a folder, a glob, or a Hub data set id. "
+        "What to train on: 'python-docs', a text, jsonl, csv or parquet file, a folder, a glob, or a Hub data set id. "
         "Several are joined.",
     )
     text_column: str = option("text", "The column of a table or data set that holds the text.")

@@ -102,9 +102,9 @@ def read_values(name: str, columns: Sequence[Column]) -> Iterator[tuple[str, tup
         for value in values:
             num_bytes(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str), where)
         yield where, tuple(values)
-    for column, error in missing.items():
+    for column, first in missing.items():
         if column not in found:
-            raise error
+            raise first
 
 
 def declared_features(name: str, columns: Sequence[Column]) -> dict[str, Any]:

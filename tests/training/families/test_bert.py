@@ -13,11 +13,10 @@ from transformers import BertTokenizer
 from regard.modeling.bert_pretraining import RegardBertForMaskedLM, RegardBertForPreTraining
 from regard.tokenization.wordpiece import train_wordpiece
 from regard.training.examples.masking import IGNORED
-from regard.training.families import bert
+from regard.training.families import bert, text_corpus
 from regard.training.families.bert import BertObjective, BertSettings, fill_examples, make_tokenizer
 from regard.training.families.text_corpus import load_document_split
 from regard.training.loop.loop import Loop
-from regard.training.reading import text
 
 SUBJECTS = [
     [("wide", "river"), ("cold", "stone"), ("deep", "water")],
@@ -397,7 +396,7 @@ def test_nothing_is_written_for_a_run_that_cannot_be(pretrain, tmp_path, given, 
 
 
 def test_wrong_sizes_are_refused_before_the_data_is_read(pretrain, tmp_path, monkeypatch):
-    monkeypatch.setattr(text, "load_documents", lambda *args, **options: pytest.fail("the data is read"))
+    monkeypatch.setattr(text_corpus, "load_documents", lambda *args, **options: pytest.fail("the data is read"))
     monkeypatch.setattr(Loop, "__init__", lambda *args: pytest.fail("it trains"))
     with pytest.raises(ValueError, match="must be a multiple of"):
         pretrain(tmp_path / "run", config={"hidden_size": 30, "num_attention_heads": 4})

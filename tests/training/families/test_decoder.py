@@ -13,10 +13,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from regard.tokenization.byte_level import train_byte_level
 from regard.training.examples.masking import IGNORED
-from regard.training.families import decoder
+from regard.training.families import decoder, text_corpus
 from regard.training.families.decoder import DECODER, DecoderObjective, DecoderSettings, continue_texts
 from regard.training.families.text_corpus import load_document_split
-from regard.training.reading import text
 from tests.support.decoding import TINY_MODEL, blocks_of, figures, make_model
 
 
@@ -261,7 +260,7 @@ def test_nothing_is_written_for_a_run_that_cannot_be(train_decoder, tmp_path, gi
     ],
 )
 def test_wrong_sizes_are_refused_before_the_data_is_read(train_decoder, tmp_path, monkeypatch, given, complaint):
-    monkeypatch.setattr(text, "load_documents", lambda *args, **options: pytest.fail("the data is read"))
+    monkeypatch.setattr(text_corpus, "load_documents", lambda *args, **options: pytest.fail("the data is read"))
     monkeypatch.setattr(decoder, "load_document_split", lambda *args, **options: pytest.fail("the data is read"))
     with pytest.raises(ValueError, match=complaint):
         train_decoder(tmp_path / "run", **given)
