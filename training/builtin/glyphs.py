@@ -254,7 +254,7 @@ def _split_characters() -> Mapping[str, tuple[str, ...]]:
 
 
 def _is_taller(character: str) -> bool:
-    """Whether the marks are above or below the letter in every face."""
+    """Returns whether the marks are above or below the letter in every face."""
     letter = _decompose(character)[0]
     heights = ([_draw_ink(drawn, face, _LARGE_SIZE).height for drawn in (character, letter)] for face in FACES)
     return all(height > alone for height, alone in heights)

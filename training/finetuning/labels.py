@@ -20,7 +20,7 @@ IMBALANCE = 10
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a value is missing, or a text or list with nothing in it."""
+    """Returns whether a value is missing, or a text or list with nothing in it."""
     if isinstance(value, str):
         return not value.strip()
     # Missing numbers are NaN in the tables of pandas.

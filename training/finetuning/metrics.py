@@ -196,7 +196,7 @@ def find_spans(tags: Sequence[str]) -> set[tuple[str, int, int]]:
 
 
 def marks_spans(tags: Sequence[str]) -> bool:
-    """Whether tags mark spans, and not, for example, parts of speech."""
+    """Returns whether tags mark spans, and not, for example, parts of speech."""
     marked = [re.fullmatch("[BIES]-.+", tag) is not None for tag in tags if tag != "O"]
     return bool(marked) and all(marked)
 

@@ -38,7 +38,7 @@ ERRORS = ("loss", "mse")
 
 
 def belongs_to_some_tasks(setting: str) -> bool:
-    """Whether only some tasks have a setting, namely those that name it in `own_settings`."""
+    """Returns whether only some tasks have a setting, namely those that name it in `own_settings`."""
     return setting.endswith("_column") or setting in ("stride", "max_answer_length")
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from datasets import Dataset
 
@@ -15,6 +17,9 @@ SHOWN = 5
 # A line in the description of a cached data set, with the key of the data set. Joined data sets have the descriptions
 # of all parts, and each part of a split one has the whole description: by the key each counts once.
 _NOTE = re.compile(r"regard: left out (\d+) bad records of ([\w-]+)")
+
+Record = TypeVar("Record")
+Parsed = TypeVar("Parsed")
 
 logger = logging.getLogger("regard.training")
 
@@ -51,6 +56,16 @@ class BadRecords:
         self._first = self._first or str(error)
         if self.count <= SHOWN:
             logger.warning("Left out: %s", error)
+
+    def parse_each(self, records: Iterable[Record], parse: Callable[[Record], Parsed]) -> Iterator[Parsed]:
+        """Yields what a function makes of each record; those for which it raises a ValueError are bad records."""
+        for record in records:
+            try:
+                parsed = parse(record)
+            except ValueError as error:
+                self.add(error)
+            else:
+                yield parsed
 
     def hint(self) -> str:
         """Returns the end of the error for data of which nothing is left: how many records were skipped."""

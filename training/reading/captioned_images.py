@@ -183,14 +183,13 @@ def _folder_captions(folder: str, caption_column: str, max_images: int | None, b
 def _read_metadata(name: str, caption_column: str, bad: BadRecords) -> Iterator[tuple[str, str]]:
     folder = os.path.dirname(os.path.abspath(name))
     columns = [Column("file_name"), Column(caption_column, "caption_column")]
-    for where, (file_name, text) in read_table(name, columns, bad):
-        try:
-            require_content(text, caption_column, where)
-            path = _image_path(folder, file_name, where)
-        except ValueError as error:
-            bad.add(error)
-        else:
-            yield path, text
+
+    def parse(row: tuple[str, tuple[str, ...]]) -> tuple[str, str]:
+        where, (file_name, text) = row
+        require_content(text, caption_column, where)
+        return _image_path(folder, file_name, where), text
+
+    return bad.parse_each(read_table(name, columns, bad), parse)
 
 
 def _image_path(folder: str, file_name: str, where: str) -> str:

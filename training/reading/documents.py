@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain, groupby, islice
 
 from datasets import Dataset, Features, Value
@@ -12,10 +13,9 @@ from .bad_records import BadRecords
 from .cache import write_dataset
 from .sources import (
     TEXT_SUFFIXES,
-    File,
     Source,
+    file_source,
     file_status,
-    files_label,
     find_files,
     hub_texts,
     is_data_set_id,
@@ -104,14 +104,15 @@ def load_documents(
             sources.append(hub_texts(name, [column], split, streaming or max_documents is not None))
         else:
             files = find_files(name, _search_folder, seen, "python-docs")
-            sources.append(_files(name, files, column, documents))
+            read = partial(_read_file, column=column, documents=documents)
+            sources.append(file_source(name, files, read, (column, documents)))
 
     def rows() -> Iterator[dict[str, str]]:
-        found = chain.from_iterable(source.read(bad) for source in sources)
+        found = bad.parse_each(chain.from_iterable(source.read(bad) for source in sources), _document)
         empty = True
-        for text, where in islice(_with_text(found, bad), max_documents):
+        for document in islice(filter(None, found), max_documents):
             empty = False
-            yield {"text": text, "source": where}
+            yield document
         if empty:
             labels = ", ".join(source.label for source in sources)
             raise ValueError(f"the corpus is empty: no text in {labels}{bad.hint()}")
@@ -124,24 +125,15 @@ def load_documents(
     )
 
 
-def _with_text(found: Rows, bad: BadRecords) -> Iterator[tuple[str, str]]:
-    for where, (text,) in found:
-        try:
-            has_text = _has_text(text, where)
-        except ValueError as error:
-            bad.add(error)
-        else:
-            if has_text:
-                yield text, where
-
-
-def _has_text(text: str, where: str) -> bool:
+def _document(row: tuple[str, tuple[str, ...]]) -> dict[str, str] | None:
+    """Returns a document as a row; None if it is nothing but white space."""
+    where, (text,) = row
     if num_bytes(text, where) > MAX_DOCUMENT_BYTES:
         raise ValueError(
             f"{where}: one document of more than {MAX_DOCUMENT_BYTES:,} bytes; "
             "split the file, or set `documents` to 'blank-line' or 'line'"
         )
-    return not (text == "" or text.isspace())
+    return None if text == "" or text.isspace() else {"text": text, "source": where}
 
 
 def _python_docs(name: str) -> Source:
@@ -153,13 +145,6 @@ def _python_docs(name: str) -> Source:
         return ((where, (text,)) for text, where in iter_python_docs(packages))
 
     return Source("the Python documentation", key, read)
-
-
-def _files(name: str, files: Sequence[File], column: Column, documents: str) -> Source:
-    def read(bad: BadRecords) -> Rows:
-        return chain.from_iterable(_read_file(file.name, column, documents, bad) for file in files)
-
-    return Source(files_label(name, files), ("files", files, column, documents), read)
 
 
 def _search_folder(folder: str) -> list[str]:
@@ -180,20 +165,16 @@ def _search_folder(folder: str) -> list[str]:
     return texts or tables
 
 
-def _read_file(name: str, column: Column, documents: str, bad: BadRecords) -> Rows:
+def _read_file(name: str, bad: BadRecords, column: Column, documents: str) -> Rows:
     if is_table(name):
         return read_table(name, [column], bad)
-    return _read_text(name, documents, bad)
 
+    def parse(document: tuple[str, str]) -> tuple[str, tuple[str, ...]]:
+        where, text = document
+        require_utf8(text, where, name, bad)
+        return where, (text,)
 
-def _read_text(name: str, documents: str, bad: BadRecords) -> Rows:
-    for where, text in _text_documents(name, documents, bad):
-        try:
-            require_utf8(text, where, name, bad)
-        except ValueError as error:
-            bad.add(error)
-        else:
-            yield where, (text,)
+    return bad.parse_each(_text_documents(name, documents, bad), parse)
 
 
 def _text_documents(name: str, documents: str, bad: BadRecords) -> Iterator[tuple[str, str]]:

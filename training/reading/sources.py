@@ -1,9 +1,10 @@
-"""What users name as data: files, folders, globs and data sets on the Hub."""
+"""The sources that users name as data: files, folders, globs and data sets on the Hub."""
 
 import glob
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, NoReturn
 
 import pyarrow as pa
@@ -83,7 +84,7 @@ def require_limit(rows: str, limit: int | None) -> None:
 
 
 def is_data_set_id(name: str) -> bool:
-    """Whether a name is that of a data set on the Hub, `org/name` or `org/name:config`, and not of a local file."""
+    """Returns whether a name, `org/name` or `org/name:config`, is that of a data set on the Hub, not of a file here."""
     is_id = _DATA_SET_ID.fullmatch(name) is not None
     return is_id and not os.path.exists(name) and not is_text(name) and not is_table(name)
 
@@ -235,9 +236,21 @@ def _tables_in_folder(folder: str) -> list[str]:
     return paths
 
 
-def files_label(name: str, files: Sequence[File]) -> str:
-    """Returns how errors call the files that a name stands for."""
-    return f"{name!r} ({len(files)} {'file' if len(files) == 1 else 'files'})"
+def file_source(name: str, files: Sequence[File], read: Callable[[str, BadRecords], Rows], options: Any) -> Source:
+    """Returns files as one source.
+
+    Args:
+        name: what the user named.
+        files: the files that it stands for.
+        read: reads one file, given its name.
+        options: everything else that the rows depend on.
+    """
+
+    def read_all(bad: BadRecords) -> Rows:
+        return chain.from_iterable(read(file.name, bad) for file in files)
+
+    label = f"{name!r} ({len(files)} {'file' if len(files) == 1 else 'files'})"
+    return Source(label, ("files", files, options), read_all)
 
 
 def list_folder(folder: str) -> list[str]:
@@ -265,5 +278,5 @@ def file_status(path: str) -> File:
 
 
 def is_text(name: str) -> bool:
-    """Whether a file is a text by its name."""
+    """Returns whether a file is a text by its name."""
     return suffix_of(name) in TEXT_SUFFIXES

@@ -46,7 +46,7 @@ def suffix_of(name: str) -> str:
 
 
 def is_table(name: str) -> bool:
-    """Whether a file is a table by its name."""
+    """Returns whether a file is a table by its name."""
     return suffix_of(name) in _TABLE_READERS
 
 
@@ -140,47 +140,39 @@ def _read_json(name: str, columns: Sequence[Column], bad: BadRecords) -> Objects
 
 
 def _read_json_lines(name: str, lines: Iterable[tuple[int, str]], bad: BadRecords) -> Objects:
-    for number, line in lines:
-        if line.isspace():
-            continue
+    def parse(item: tuple[int, str]) -> tuple[str, dict[str, Any]]:
+        number, line = item
         where = f"{name}:{number}"
+        require_utf8(line, where, name, bad)
+        if len(line) > MAX_LINE:
+            raise ValueError(f"{where}: a line of more than {MAX_LINE:,} characters")
         try:
-            require_utf8(line, where, name, bad)
-            if len(line) > MAX_LINE:
-                raise ValueError(f"{where}: a line of more than {MAX_LINE:,} characters")
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{where} does not parse as JSON (one object a line): {error}") from None
-            _require_object(row, where)
-        except ValueError as error:
-            bad.add(error)
-        else:
-            yield where, row
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{where} does not parse as JSON (one object a line): {error}") from None
+        return where, _require_object(row, where)
+
+    return bad.parse_each((line for line in lines if not line[1].isspace()), parse)
 
 
 def _read_json_list(name: str, lines: Iterable[tuple[int, str]], bad: BadRecords) -> Objects:
     """Reads a list of objects. Its whole text is in memory; what follows a mistake in its syntax is lost."""
-    number, text = _joined(lines)
+    first, text = _joined(lines)
     if len(text) > MAX_LINE:
         bad.add(ValueError(f"{name}: a list of more than {MAX_LINE:,} characters; write one object a line instead"))
         return
-    before = 0
+
+    def parse(element: tuple[int, str, Any]) -> tuple[str, dict[str, Any]]:
+        line, source, row = element
+        where = f"{name}:{first + line}"
+        require_utf8(source, where, name, bad)
+        return where, _require_object(row, where)
+
     try:
-        for start, end, row in _list_elements(text):
-            number, before = number + text.count("\n", before, start), start
-            where = f"{name}:{number}"
-            try:
-                require_utf8(text[start:end], where, name, bad)
-                _require_object(row, where)
-            except ValueError as error:
-                bad.add(error)
-            else:
-                yield where, row
-    except (json.JSONDecodeError, RecursionError) as error:
-        place = text.count("\n", before, getattr(error, "pos", before))
-        reason = getattr(error, "msg", error)
-        bad.add(ValueError(f"{name}:{number + place} does not parse as JSON (a list of objects): {reason}"))
+        yield from bad.parse_each(_list_elements(text), parse)
+    except json.JSONDecodeError as error:
+        where = f"{name}:{first + error.lineno - 1}"
+        bad.add(ValueError(f"{where} does not parse as JSON (a list of objects): {error.msg}"))
 
 
 def _joined(lines: Iterable[tuple[int, str]]) -> tuple[int, str]:
@@ -194,17 +186,21 @@ def _joined(lines: Iterable[tuple[int, str]]) -> tuple[int, str]:
     return first, "".join(parts)
 
 
-def _list_elements(text: str) -> Iterator[tuple[int, int, Any]]:
-    """Yields the first character of each element of a JSON list, the one after its last, and its value."""
+def _list_elements(text: str) -> Iterator[tuple[int, str, Any]]:
+    """Yields the line, from 0, the text and the value of each element of a JSON list."""
     decode = json.JSONDecoder().raw_decode
-    place = text.index("[")  # then that of each comma
+    place, line, counted = text.index("["), 0, 0  # the place of the bracket, then of each comma
     while True:
         start = _next(text, place + 1)
         if text[place] == "[" and text[start : start + 1] == "]":
             place = start
             break
-        value, end = decode(text, start)
-        yield start, end, value
+        line, counted = line + text.count("\n", counted, start), start
+        try:
+            value, end = decode(text, start)
+        except RecursionError as error:
+            raise json.JSONDecodeError(str(error), text, start) from None
+        yield line, text[start:end], value
         place = _next(text, end)
         if text[place : place + 1] == "]":
             break
@@ -221,9 +217,10 @@ def _next(text: str, place: int) -> int:
     return match.end()
 
 
-def _require_object(row: Any, where: str) -> None:
+def _require_object(row: Any, where: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise ValueError(f"{where} must be a JSON object, not {_shown(row)}")
+    return row
 
 
 # CSV and Parquet
@@ -344,13 +341,12 @@ TABLE_SUFFIXES = tuple(_TABLE_READERS)
 
 def texts_of(rows: Objects, columns: Sequence[Column], bad: BadRecords) -> Rows:
     """Yields the texts that rows hold in some columns; `bad` receives the rows that hold something else."""
-    for where, row in rows:
-        try:
-            texts = tuple(_text(column, row, where) for column in columns)
-        except ValueError as error:
-            bad.add(error)
-        else:
-            yield where, texts
+
+    def parse(item: tuple[str, Mapping[str, Any]]) -> tuple[str, tuple[str, ...]]:
+        where, row = item
+        return where, tuple(_text(column, row, where) for column in columns)
+
+    return bad.parse_each(rows, parse)
 
 
 def _text(column: Column, row: Mapping[str, Any], where: str) -> str:

@@ -11,16 +11,15 @@ from datasets import Dataset, Features, Value
 from .bad_records import BadRecords
 from .cache import write_dataset
 from .sources import (
-    File,
     Source,
-    files_label,
+    file_source,
     find_tables,
     hub_texts,
     is_data_set_id,
     require_limit,
     source_names,
 )
-from .tables import Column, Rows, read_table
+from .tables import Column, read_table
 from .text_files import require_content
 
 # Part of every cache key: raise it whenever the same input gives other pairs than before.
@@ -77,14 +76,20 @@ def load_pairs(
             sources.append(hub_texts(name, columns, split, streaming or max_pairs is not None))
         else:
             files = find_tables(name, seen, "dates")
-            sources.append(_tables(name, files, columns))
+            sources.append(file_source(name, files, lambda file, bad: read_table(file, columns, bad), columns))
+
+    def pair(row: tuple[str, tuple[str, ...]]) -> dict[str, str]:
+        where, texts = row
+        for column, text in zip(columns, texts, strict=True):
+            require_content(text, column.name, where)
+        return dict(zip(("source", "target"), texts, strict=True))
 
     def rows() -> Iterator[dict[str, str]]:
-        found = chain.from_iterable(source.read(bad) for source in sources)
+        found = bad.parse_each(chain.from_iterable(source.read(bad) for source in sources), pair)
         empty = True
-        for texts in islice(_with_content(found, columns, bad), max_pairs):
+        for row in islice(found, max_pairs):
             empty = False
-            yield dict(zip(("source", "target"), texts, strict=True))
+            yield row
         if empty:
             labels = ", ".join(source.label for source in sources)
             raise ValueError(f"there is no pair in {labels}{bad.hint()}")
@@ -95,21 +100,3 @@ def load_pairs(
         key=("pairs", FORMAT_VERSION, max_pairs, [source.key for source in sources]),
         bad=bad,
     )
-
-
-def _with_content(found: Rows, columns: Sequence[Column], bad: BadRecords) -> Iterator[tuple[str, ...]]:
-    for where, texts in found:
-        try:
-            for column, text in zip(columns, texts, strict=True):
-                require_content(text, column.name, where)
-        except ValueError as error:
-            bad.add(error)
-        else:
-            yield texts
-
-
-def _tables(name: str, files: Sequence[File], columns: Sequence[Column]) -> Source:
-    def read(bad: BadRecords) -> Rows:
-        return chain.from_iterable(read_table(file.name, columns, bad) for file in files)
-
-    return Source(files_label(name, files), ("files", files, columns), read)
