@@ -1,6 +1,7 @@
 """The configuration of the BERT family."""
 
 # No `from __future__ import annotations` here: it turns types into strings, and `strict` does not check those.
+from collections.abc import Collection
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
@@ -8,15 +9,15 @@ from transformers.activations import ACT2FN
 
 from .base import RegardConfig
 
-# Settings of stock BERT that change what is computed, with the only value that this family computes.
+# Settings of stock BERT that change the computation, with the only value that this family supports.
 _STOCK_ONLY = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 
 
 @strict
 class RegardBertConfig(RegardConfig):
-    """Configuration of the `RegardBert*` classes, in the names of transformers' `BertConfig`.
+    """Configuration of the `RegardBert*` classes, with the field names of transformers' `BertConfig`.
 
-    Reads the `config.json` of a stock BERT checkpoint too. Devlin et al. (2019), https://arxiv.org/abs/1810.04805
+    It also reads the `config.json` of a stock BERT checkpoint. Devlin et al. (2019), https://arxiv.org/abs/1810.04805
 
     Args:
         vocab_size: number of word pieces.
@@ -33,15 +34,16 @@ class RegardBertConfig(RegardConfig):
         layer_norm_eps: epsilon of the layer normalisations.
         classifier_dropout: dropout before a classification head; `hidden_dropout_prob` if None.
         pad_token_id: id of the padding token; None if there is none.
-        sep_token_id: id of the separator. When it is known, the model warns of pairs that come without segment ids.
+        sep_token_id: id of the separator. If it is set, the model warns about pairs that come without segment ids.
         tie_word_embeddings: whether the prediction head shares the token embeddings.
 
     Raises:
-        ValueError: see `RegardConfig`.
+        ValueError: for the reasons of `RegardConfig`.
     """
 
     model_type = "regard_bert"
     compatible_model_types: ClassVar[frozenset[str]] = frozenset({"bert"})
+    choices: ClassVar[dict[str, Collection[str]]] = {"hidden_act": ACT2FN}
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -62,7 +64,7 @@ class RegardBertConfig(RegardConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         stock_only = {name: kwargs.pop(name, value) for name, value in _STOCK_ONLY.items()}
-        # First, since a model of another type has other values for good reason.
+        # Checked afterwards, since the error for a model of another type is clearer than that for its values.
         super().__post_init__(**kwargs)
         for name, value in _STOCK_ONLY.items():
             if stock_only[name] != value:
@@ -70,17 +72,12 @@ class RegardBertConfig(RegardConfig):
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Reads a saved configuration; that of a stock BERT becomes one of this family."""
+        """Reads a saved configuration, and converts that of a stock BERT to this family."""
         config_dict, unused = super().get_config_dict(*args, **kwargs)
-        # The first checkpoints do not name their type, and hold fields that no BERT reads, such as `pooler_type`.
+        # The first checkpoints do not name their type, and contain fields that no BERT reads, such as `pooler_type`.
         if config_dict.get("model_type", "bert") in list(cls.compatible_model_types):
             config_dict = {
                 name: value for name, value in config_dict.items() if cls.knows(name) or name in _STOCK_ONLY
             }
             config_dict["model_type"] = cls.model_type
         return config_dict, unused
-
-    def validate_architecture(self) -> None:
-        """Checks the sizes and the activation. That the heads divide the width is checked by the attention."""
-        super().validate_architecture()
-        self._require_choice("hidden_act", ACT2FN)

@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations` here: it turns types into strings, and `strict` does not check those.
 
+from collections.abc import Collection
 from dataclasses import fields
 from typing import Any, ClassVar
 
@@ -34,8 +35,8 @@ class RegardCaptionerConfig(RegardConfig):
 
     Args:
         backbone_config: configuration of any `AutoBackbone`, as an object or a dictionary with a `model_type`; a small
-            ResNet if None. The model reads the last of the feature maps that it names.
-        freeze_backbone: whether the backbone is left as it is: no gradients, and always in evaluation mode.
+            ResNet if None. The model reads the last feature map among its `out_features`.
+        freeze_backbone: whether the backbone is not trained: it gets no gradients and stays in evaluation mode.
         decoder_type: "recurrent", with an alignment, or "transformer", with cross-attention.
         vocab_size: number of tokens.
         hidden_size: width of the decoder, and of the image features that it reads.
@@ -43,31 +44,39 @@ class RegardCaptionerConfig(RegardConfig):
         num_attention_heads: heads of a Transformer decoder.
         intermediate_size: width of a Transformer decoder's feed-forward layers.
         hidden_act: activation of a Transformer decoder's feed-forward layers.
-        rnn_type: of a recurrent decoder, "gru" or "lstm".
-        alignment: of a recurrent decoder; see `RegardRecurrentConfig`.
+        rnn_type: cells of a recurrent decoder, "gru" or "lstm".
+        alignment: alignment of a recurrent decoder, as for `RegardRecurrentConfig`.
         hidden_dropout_prob: dropout of the decoder.
         attention_probs_dropout_prob: dropout of a Transformer decoder's attention weights.
         max_position_embeddings: the longest caption, in tokens, of a Transformer decoder.
-        position_embedding_type: of a Transformer decoder, "learned" or "sinusoidal".
-        norm_position: of a Transformer decoder, "pre" or "post".
-        attention_regularization: weight of the doubly stochastic regulariser, which asks a recurrent decoder to look
-            at every place of the image in the course of a caption; 0 leaves it out.
-        label_smoothing: share of the probability that the loss spreads over the whole vocabulary.
+        position_embedding_type: positions of a Transformer decoder, "learned" or "sinusoidal".
+        norm_position: place of the norms in a Transformer decoder, "pre" or "post".
+        attention_regularization: weight of the doubly stochastic regularizer, which makes a recurrent decoder attend
+            to every place of the image in the course of a caption; 0 turns it off.
+        label_smoothing: share of the target probability that is spread over the whole vocabulary.
         initializer_range: standard deviation of the initial embeddings and linear weights.
         layer_norm_eps: epsilon of the layer normalisations.
         use_cache: whether generation keeps the decoder's state, or its keys and values.
         pad_token_id: id of the padding token.
-        bos_token_id: id of the token that begins a caption.
-        eos_token_id: id of the token that ends a caption, or several.
-        decoder_start_token_id: id that the decoder begins with.
+        bos_token_id: id of the token that starts a caption.
+        eos_token_id: id of the token that ends a caption, or a list of ids.
+        decoder_start_token_id: id of the decoder's first input.
         tie_word_embeddings: whether the output layer shares the token embeddings.
 
     Raises:
-        ValueError: see `RegardConfig`.
+        ValueError: for the reasons of `RegardConfig`.
     """
 
     model_type = "regard_captioner"
     keys_to_ignore_at_inference = ["cache", "past_key_values"]
+    choices: ClassVar[dict[str, Collection[str]]] = {
+        "decoder_type": DECODER_TYPES,
+        "alignment": ALIGNMENT_NAMES,
+        "rnn_type": RNN_TYPES,
+        "hidden_act": ACT2FN,
+        "position_embedding_type": POSITION_TYPES,
+        "norm_position": NORM_POSITIONS,
+    }
     sub_configs_defaults: ClassVar[dict[str, Any]] = {
         "backbone_config": SubConfigSpec(AutoConfig, model_type="resnet", init_kwargs=_DEFAULT_BACKBONE)
     }
@@ -110,21 +119,13 @@ class RegardCaptionerConfig(RegardConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self) -> None:
-        """Checks sizes and names."""
+        """Checks each field by itself."""
         super().validate_architecture()
-        self._require_choice("decoder_type", DECODER_TYPES)
-        self._require_choice("alignment", ALIGNMENT_NAMES)
-        self._require_choice("rnn_type", RNN_TYPES)
-        self._require_choice("hidden_act", ACT2FN)
-        self._require_choice("position_embedding_type", POSITION_TYPES)
-        self._require_choice("norm_position", NORM_POSITIONS)
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"`label_smoothing` ({self.label_smoothing}) must be at least 0 and less than 1")
         if self.attention_regularization < 0:
             raise ValueError(f"`attention_regularization` ({self.attention_regularization}) must be at least 0")
 
     def make_decoder_config(self) -> RegardRecurrentConfig | RegardTransformerConfig:
-        """The configuration of the decoder, in the terms of its own family."""
+        """The configuration of the decoder, as one of its own family."""
         family = RegardRecurrentConfig if self.decoder_type == "recurrent" else RegardTransformerConfig
         own = {field.name for field in fields(family)} & {field.name for field in fields(type(self))}
         own -= {"architectures", "dtype", "transformers_version"}

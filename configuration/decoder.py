@@ -2,6 +2,9 @@
 
 # No `from __future__ import annotations` here: it turns types into strings, and `strict` does not check those.
 
+from collections.abc import Collection
+from typing import ClassVar
+
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 
@@ -30,16 +33,21 @@ class RegardDecoderConfig(RegardConfig):
         layer_norm_eps: epsilon of the layer normalisations.
         use_cache: whether generation keeps the keys and values of earlier tokens.
         pad_token_id: id of the padding token; None if there is none.
-        bos_token_id: id of the token that begins a text.
-        eos_token_id: id of the token that ends a text, or several.
+        bos_token_id: id of the token that starts a text.
+        eos_token_id: id of the token that ends a text, or a list of ids.
         tie_word_embeddings: whether the output layer shares the token embeddings.
 
     Raises:
-        ValueError: see `RegardConfig`.
+        ValueError: for the reasons of `RegardConfig`.
     """
 
     model_type = "regard_decoder"
     keys_to_ignore_at_inference = ["cache", "past_key_values"]
+    choices: ClassVar[dict[str, Collection[str]]] = {
+        "hidden_act": ACT2FN,
+        "position_embedding_type": POSITION_TYPES,
+        "norm_position": NORM_POSITIONS,
+    }
 
     vocab_size: int = 8192
     hidden_size: int = 768
@@ -59,10 +67,3 @@ class RegardDecoderConfig(RegardConfig):
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
     tie_word_embeddings: bool = True
-
-    def validate_architecture(self) -> None:
-        """Checks sizes and names. That the heads divide the width is checked by the attention."""
-        super().validate_architecture()
-        self._require_choice("hidden_act", ACT2FN)
-        self._require_choice("position_embedding_type", POSITION_TYPES)
-        self._require_choice("norm_position", NORM_POSITIONS)

@@ -2,7 +2,8 @@
 
 # No `from __future__ import annotations` here: it turns types into strings, and `strict` does not check those.
 
-from typing import Any
+from collections.abc import Collection
+from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
@@ -28,21 +29,22 @@ class RegardRecurrentConfig(RegardConfig):
         alignment: how the decoder's state is matched with the source: "dot", "scaled_dot", "bilinear", "additive", or
             "none" for one fixed vector of the whole source.
         hidden_dropout_prob: dropout of the embeddings, between layers, and before the output layer.
-        label_smoothing: share of the probability that the loss spreads over the whole vocabulary.
+        label_smoothing: share of the target probability that is spread over the whole vocabulary.
         initializer_range: standard deviation of the initial embeddings and linear weights.
         use_cache: whether generation keeps the decoder's state and the projected keys.
         pad_token_id: id of the padding token.
-        bos_token_id: id of the token that begins a text.
-        eos_token_id: id of the token that ends a text, or several.
-        decoder_start_token_id: id that the decoder begins with.
+        bos_token_id: id of the token that starts a text.
+        eos_token_id: id of the token that ends a text, or a list of ids.
+        decoder_start_token_id: id of the decoder's first input.
         tie_word_embeddings: whether encoder, decoder and output layer share the token embeddings.
 
     Raises:
-        ValueError: see `RegardConfig`.
+        ValueError: for the reasons of `RegardConfig`. The alignment checks that the widths suit it.
     """
 
     model_type = "regard_recurrent"
     keys_to_ignore_at_inference = ["cache", "past_key_values"]
+    choices: ClassVar[dict[str, Collection[str]]] = {"alignment": ALIGNMENT_NAMES, "rnn_type": RNN_TYPES}
 
     vocab_size: int = 8192
     hidden_size: int = 512
@@ -65,11 +67,3 @@ class RegardRecurrentConfig(RegardConfig):
         if self.encoder_hidden_size is None:
             self.encoder_hidden_size = self.hidden_size // 2
         super().__post_init__(**kwargs)
-
-    def validate_architecture(self) -> None:
-        """Checks sizes and names. Whether the widths suit the alignment is checked by it."""
-        super().validate_architecture()
-        self._require_choice("alignment", ALIGNMENT_NAMES)
-        self._require_choice("rnn_type", RNN_TYPES)
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"`label_smoothing` ({self.label_smoothing}) must be at least 0 and less than 1")

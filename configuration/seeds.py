@@ -1,11 +1,11 @@
-"""What is a seed."""
+"""The check of seeds."""
 
 
 def require_seed(seed: int) -> None:
-    """Refuses what one of Python, NumPy and torch takes no seed of; the narrowest is NumPy.
+    """Checks a seed of Python's, NumPy's and torch's generators.
 
     Raises:
-        ValueError: if it is out of range.
+        ValueError: if `seed` is outside NumPy's range, the narrowest of the three.
     """
     if not 0 <= seed < 2**32:
         raise ValueError(f"`seed` ({seed}) must be at least 0 and less than 2**32")

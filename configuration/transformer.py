@@ -2,7 +2,8 @@
 
 # No `from __future__ import annotations` here: it turns types into strings, and `strict` does not check those.
 
-from typing import Any
+from collections.abc import Collection
+from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -31,22 +32,27 @@ class RegardTransformerConfig(RegardConfig):
         position_embedding_type: "learned" or "sinusoidal".
         norm_position: "post" (a norm after each sub-layer, as published) or "pre".
         scale_embedding: whether token embeddings are multiplied by the square root of the width.
-        label_smoothing: share of the probability that the loss spreads over the whole vocabulary.
+        label_smoothing: share of the target probability that is spread over the whole vocabulary.
         initializer_range: standard deviation of the initial weights.
         layer_norm_eps: epsilon of the layer normalisations.
         use_cache: whether generation keeps the keys and values of earlier tokens, and those of the source.
         pad_token_id: id of the padding token.
-        bos_token_id: id of the token that begins a text.
-        eos_token_id: id of the token that ends a text, or several.
-        decoder_start_token_id: id that the decoder begins with.
+        bos_token_id: id of the token that starts a text.
+        eos_token_id: id of the token that ends a text, or a list of ids.
+        decoder_start_token_id: id of the decoder's first input.
         tie_word_embeddings: whether encoder, decoder and output layer share the token embeddings.
 
     Raises:
-        ValueError: see `RegardConfig`.
+        ValueError: for the reasons of `RegardConfig`.
     """
 
     model_type = "regard_transformer"
     keys_to_ignore_at_inference = ["cache", "past_key_values"]
+    choices: ClassVar[dict[str, Collection[str]]] = {
+        "hidden_act": ACT2FN,
+        "position_embedding_type": POSITION_TYPES,
+        "norm_position": NORM_POSITIONS,
+    }
 
     vocab_size: int = 8192
     hidden_size: int = 512
@@ -78,17 +84,8 @@ class RegardTransformerConfig(RegardConfig):
         super().__post_init__(**kwargs)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
-        """See `PreTrainedConfig.get_text_config`; caches take their number of layers from the decoder's."""
+        """Returns the text configuration, for the decoder with its number of layers, which caches read."""
         config = super().get_text_config(decoder=decoder, encoder=encoder)
         if decoder and config is not self:
             config.num_hidden_layers = config.num_decoder_layers
         return config
-
-    def validate_architecture(self) -> None:
-        """Checks sizes and names. That the heads divide the width is checked by the attention."""
-        super().validate_architecture()
-        self._require_choice("hidden_act", ACT2FN)
-        self._require_choice("position_embedding_type", POSITION_TYPES)
-        self._require_choice("norm_position", NORM_POSITIONS)
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"`label_smoothing` ({self.label_smoothing}) must be at least 0 and less than 1")

@@ -20,21 +20,19 @@ from torch import Tensor, nn
 from transformers import Cache, EncoderDecoderCache, PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .cpu.linear import Linear, can_use_cpu_kernels, is_unhooked
-from .cpu.linear import dropout as drop_out
-from .packing import SequenceBounds, attend_packed
+from .cpu import Linear, SequenceBounds, additive_scores, apply_dropout, attend_packed, attention_kernel
 
 
 def normalize(scores: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Turns scores into weights that sum to one over the keys that may be seen.
+    """Turns scores into weights that sum to one over the visible keys.
 
     Args:
         scores: (..., Q, K).
-        mask: broadcastable to `scores`. Boolean, True where a key may be seen; or floating point, added to the
-            scores, with the lowest number of its type where a key may not be seen. None: every key is seen.
+        mask: broadcastable to `scores`. Either boolean, True where a key is visible, or floating point, added to the
+            scores, with the lowest number of its type where a key is hidden. None: every key is visible.
 
     Returns:
-        Weights, (..., Q, K): exactly zero where a key may not be seen, and for every key of a row that sees none.
+        Weights, (..., Q, K): exactly zero for a hidden key, and for every key of a row in which all are hidden.
     """
     if mask is None:
         return torch.softmax(scores, dim=-1)
@@ -43,13 +41,13 @@ def normalize(scores: Tensor, mask: Tensor | None = None) -> Tensor:
     else:
         hidden = mask <= torch.finfo(mask.dtype).min
         scores = scores + mask
-    # Filled once, with a finite number: sums of two masks reach -inf, and a row of -inf is NaN after the softmax.
+    # A finite number fills hidden scores: sums of two masks reach -inf, and the softmax of a row of -inf is NaN.
     scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
     return torch.softmax(scores, dim=-1).masked_fill(hidden, 0.0)
 
 
 def combine(weights: Tensor, values: Tensor) -> Tensor:
-    """The context vectors: weights (..., Q, K) and values (..., K, D) give (..., Q, D)."""
+    """The context vectors, (..., Q, D): the values (..., K, D) summed with the weights (..., Q, K)."""
     return torch.matmul(weights, values)
 
 
@@ -59,7 +57,7 @@ def dot_scores(query: Tensor, keys: Tensor, scale: float = 1.0) -> Tensor:
 
 
 class Alignment(nn.Module):
-    """Scores queries against keys. Keys are projected once and passed in; nothing is kept on the module."""
+    """Scores queries against keys. Keys are projected once and passed in; the module keeps no state."""
 
     def project_keys(self, keys: Tensor) -> Tensor:
         """Projects keys, (B, K, key width), for any number of later calls of `forward`: (B, K, A)."""
@@ -67,11 +65,11 @@ class Alignment(nn.Module):
 
     def forward(self, query: Tensor, projected_keys: Tensor) -> Tensor:
         """Scores of query (B, Q, query width) against projected keys (B, K, A): (B, Q, K)."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how to score")
+        raise NotImplementedError(f"{type(self).__name__} must define `forward`")
 
 
 class DotAlignment(Alignment):
-    """q . k (Luong et al., 2015, https://arxiv.org/abs/1508.04025). Query and keys must have one width.
+    """q . k (Luong et al., 2015, https://arxiv.org/abs/1508.04025). Queries and keys must have the same width.
 
     Raises:
         ValueError: if the two widths differ.
@@ -86,7 +84,6 @@ class DotAlignment(Alignment):
             )
 
     def forward(self, query: Tensor, projected_keys: Tensor) -> Tensor:
-        """See `Alignment.forward`."""
         return dot_scores(query, projected_keys)
 
 
@@ -94,7 +91,6 @@ class ScaledDotAlignment(DotAlignment):
     """q . k / sqrt(width) (Vaswani et al., 2017, https://arxiv.org/abs/1706.03762)."""
 
     def forward(self, query: Tensor, projected_keys: Tensor) -> Tensor:
-        """See `Alignment.forward`."""
         return dot_scores(query, projected_keys, scale=query.shape[-1] ** -0.5)
 
 
@@ -106,39 +102,10 @@ class BilinearAlignment(Alignment):
         self.key = Linear(key_size, query_size, bias=False)
 
     def project_keys(self, keys: Tensor) -> Tensor:
-        """See `Alignment.project_keys`."""
         return self.key(keys)
 
     def forward(self, query: Tensor, projected_keys: Tensor) -> Tensor:
-        """See `Alignment.forward`."""
         return dot_scores(query, projected_keys)
-
-
-def _sigmoid_of_doubled_sums(query: Tensor, keys: Tensor) -> Tensor:
-    return torch.add(2 * query.unsqueeze(2), keys.unsqueeze(1), alpha=2).sigmoid_()  # (B, Q, K, A)
-
-
-class _AdditiveScores(torch.autograd.Function):
-    """The scores of `AdditiveAlignment`, with tanh(x) as 2 sigmoid(2 x) - 1.
-
-    On CPUs PyTorch takes several times as long for a tanh as for a sigmoid. The sigmoids are computed twice instead of
-    kept for the backward pass, where those of all steps of a decoder would take more memory than all else.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, keys: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(query, keys, weight)
-        return torch.matmul(_sigmoid_of_doubled_sums(query, keys), 2 * weight) - weight.sum()  # (B, Q, K)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
-        query, keys, weight = ctx.saved_tensors
-        sigmoids = _sigmoid_of_doubled_sums(query, keys)
-        of_weight = 2 * torch.mv(sigmoids.flatten(0, 2).t(), gradient.flatten()) - gradient.sum()
-        of_sums = gradient.unsqueeze(-1) * (4 * weight)
-        torch.ops.aten.sigmoid_backward.grad_input(of_sums, sigmoids, grad_input=of_sums)
-        return of_sums.sum(dim=2), of_sums.sum_to_size(keys.unsqueeze(1).shape).squeeze(1), of_weight
 
 
 class AdditiveAlignment(Alignment):
@@ -152,25 +119,10 @@ class AdditiveAlignment(Alignment):
         self.score = Linear(alignment_size, 1, bias=False)
 
     def project_keys(self, keys: Tensor) -> Tensor:
-        """See `Alignment.project_keys`."""
         return self.key(keys)
 
     def forward(self, query: Tensor, projected_keys: Tensor) -> Tensor:
-        """See `Alignment.forward`."""
-        query = self.query(query)
-        if self._suits_sigmoid(query, projected_keys):
-            return _AdditiveScores.apply(query, projected_keys, self.score.weight.squeeze(0))
-        matched = torch.tanh(query.unsqueeze(2) + projected_keys.unsqueeze(1))  # (B, Q, K, A)
-        return self.score(matched).squeeze(-1)  # (B, Q, K)
-
-    def _suits_sigmoid(self, query: Tensor, keys: Tensor) -> bool:
-        tensors = (query, keys, self.score.weight)
-        return (
-            is_unhooked(self.score)
-            and can_use_cpu_kernels(*tensors)
-            and all(tensor.dtype == torch.float32 for tensor in tensors)
-            and len(query) == len(keys)
-        )
+        return additive_scores(self.query(query), projected_keys, self.score)
 
 
 ALIGNMENTS: dict[str, type[Alignment]] = {
@@ -185,7 +137,7 @@ def make_alignment(name: str, query_size: int, key_size: int) -> Alignment:
     """Builds an alignment function by its name.
 
     Raises:
-        ValueError: if there is no alignment of that name (the names are listed), or the widths do not suit it.
+        ValueError: if `name` is not a key of `ALIGNMENTS` (the error lists them), or the widths do not suit it.
     """
     if name not in ALIGNMENTS:
         raise ValueError(f"`alignment` ({name!r}) must be one of {', '.join(ALIGNMENTS)}")
@@ -198,11 +150,11 @@ def attend(
     """Attends with any alignment function.
 
     Args:
-        alignment: scores queries against keys.
+        alignment: the alignment function.
         query: (B, Q, query width).
-        projected_keys: what `alignment.project_keys(keys)` gave, (B, K, A).
+        projected_keys: the result of `alignment.project_keys(keys)`, (B, K, A).
         values: (B, K, value width).
-        mask: boolean or additive, see `normalize`; broadcastable to (B, Q, K).
+        mask: boolean or additive mask, as for `normalize`, broadcastable to (B, Q, K).
 
     Returns:
         The context vectors (B, Q, value width) and the weights (B, Q, K).
@@ -222,30 +174,32 @@ def eager_attention_forward(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The motif on heads, in the signature of transformers' attention functions; it alone returns the weights.
+    """The motif on heads, in the signature of transformers' attention functions.
 
-    Query (B, H, Q, D), key and value (B, H, K, D) give the context (B, Q, H, D) and the weights (B, H, Q, K).
+    Of all attention implementations this is the only one that returns the weights. It maps the query (B, H, Q, D), key
+    and value (B, H, K, D) to the context (B, Q, H, D) and the weights (B, H, Q, K).
     """
     length = query.shape[2]
     if is_causal is None:
         is_causal = getattr(module, "is_causal", False)
     if attention_mask is None and is_causal and length > 1:
-        # As the other kernels read it: no mask means the causal one where the module, or the caller, says so.
+        # As in the other implementations, no mask means the causal one if the module or the caller is causal.
         attention_mask = torch.ones(length, key.shape[2], dtype=torch.bool, device=query.device).tril()
     weights = normalize(dot_scores(query, key, scaling), attention_mask)
-    weights = drop_out(weights, dropout, module.training)
+    weights = apply_dropout(weights, dropout, module.training)
     return combine(weights, value).transpose(1, 2).contiguous(), weights
 
 
 class MultiHeadAttention(nn.Module):
     """Projections, heads, scaled dot-product attention, merge, output projection.
 
-    Vaswani et al. (2017), https://arxiv.org/abs/1706.03762. The kernel is the one that `attn_implementation` names.
+    Vaswani et al. (2017), https://arxiv.org/abs/1706.03762. `attn_implementation` names the attention function.
 
     Args:
-        config: gives `hidden_size`, `num_attention_heads`, `attention_probs_dropout_prob` and the kernel.
+        config: configuration with `hidden_size`, `num_attention_heads`, `attention_probs_dropout_prob` and the
+            attention implementation.
         layer_idx: the layer's place in a cache.
-        is_causal: whether a query sees its own and earlier keys only, where no mask says otherwise.
+        is_causal: whether a query sees only its own and earlier keys where there is no mask.
         is_cross_attention: whether keys and values come from a memory instead of the layer's own input.
 
     Raises:
@@ -294,7 +248,7 @@ class MultiHeadAttention(nn.Module):
         query = self._heads(self.query(hidden_states))
         assert cache is None or isinstance(cache, EncoderDecoderCache)
         if cache is not None and cache.is_updated.get(self.layer_idx):
-            # The memory does not change while decoding: it was projected once, at the first step.
+            # The memory does not change during decoding: it is projected once, at the first step.
             layer: Any = cache.cross_attention_cache.layers[self.layer_idx]
             return query, layer.keys, layer.values
         key, value = map(self._heads, self.key_value(memory).chunk(2, dim=-1))
@@ -317,15 +271,16 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             hidden_states: (B, Q, E).
-            attention_mask: as `transformers.masking_utils` makes it for the kernel in use; None: nothing is hidden.
-            memory: (B, K, E), what cross-attention reads.
-            cache: keys and values of earlier steps; this step's are added.
-            bounds: of the sequences of a packed batch, none of which sees another.
-            queries: positions that alone attend, (Q,); None: all do.
-            **kwargs: what the attention function takes.
+            attention_mask: mask as `transformers.masking_utils` makes it for the attention implementation in use;
+                None: every key is visible.
+            memory: states that cross-attention reads, (B, K, E).
+            cache: keys and values of earlier steps; those of this step are added.
+            bounds: bounds of the sequences in a packed batch; a query sees no key of another sequence.
+            queries: the only positions that attend, (Q,); None: all.
+            **kwargs: options of the attention function.
 
         Returns:
-            The output (B, Q, E), and the weights (B, H, Q, K) if the kernel is eager and the batch is not packed.
+            The output (B, Q, E), and the weights (B, H, Q, K) if attention is eager and the batch is not packed.
         """
         if self.is_cross_attention:
             query, key, value = self._cross_attended(hidden_states, memory, cache)
@@ -334,10 +289,7 @@ class MultiHeadAttention(nn.Module):
         if queries is not None:
             query = query.index_select(2, queries)
         dropout = self.dropout if self.training else 0.0
-        kernel = self.config._attn_implementation
-        if kernel == "sdpa" and dropout and query.device.type == "cpu":
-            # PyTorch has no kernel that drops weights there, and takes the same steps, less quickly.
-            kernel = "eager"
+        kernel = attention_kernel(self.config._attn_implementation, query, dropout)
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(kernel, eager_attention_forward)
         kwargs |= {"scaling": self.scaling, "dropout": dropout}
         if bounds is None:

@@ -1,7 +1,7 @@
-"""BERT: the encoder; `bert_pretraining` has the classes that are pretrained, `bert_tasks` those that are fine-tuned.
+"""BERT's encoder; the classes for pretraining are in `bert_pretraining`, those for fine-tuning in `bert_tasks`.
 
-Devlin et al. (2019), https://arxiv.org/abs/1810.04805. What each class returns, and which arguments it takes, is as
-in transformers' `Bert*` classes.
+Devlin et al. (2019), https://arxiv.org/abs/1810.04805. Each class takes the arguments, and returns the outputs, of the
+class of that name in transformers.
 
 Dimension letters: B batch, L length, E width of the model, V vocabulary, P predicted positions.
 """
@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.masking_utils import create_bidirectional_mask
-from transformers.modeling_outputs import (
-    BaseModelOutputWithPooling,
-)
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, logging
 from transformers.utils.generic import merge_with_config_defaults
@@ -22,11 +20,11 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..configuration.bert import RegardBertConfig
 from .attention import MultiHeadAttention
-from .base import RegardPreTrainedModel, show_weights
+from .base import RegardPreTrainedModel, eager_for_output_attentions
 from .block import TransformerBlock, TransformerStack
 from .checks import check_ids, check_length, check_positions, require_exactly_one
-from .cpu.linear import Dropout, Linear, can_use_cpu_kernels
-from .packing import SequenceBounds, check_packed, choose, pad_to_multiple, position_ids_of, take_bounds
+from .cpu import Dropout, Linear, SequenceBounds, pad_to_multiple, readable_values
+from .packing import check_packed, position_ids_of, select_positions, take_bounds
 from .positions import LearnedPositions
 from .weights import named_as_in_memory, register_bert_weights
 
@@ -47,20 +45,20 @@ class BertEmbeddings(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, inputs_embeds: Tensor, token_type_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """Token embeddings (B, L, E), segment ids and position ids (B or 1, L) give the blocks' input (B, L, E)."""
+        """Maps token embeddings (B, L, E), segment ids and position ids (B or 1, L) to the blocks' input (B, L, E)."""
         embedded = inputs_embeds + self.segments(token_type_ids) + self.positions(position_ids)
         return self.dropout(self.norm(embedded))
 
 
 class BertPooler(nn.Module):
-    """The first token's vector, (B, E), through a linear layer and tanh."""
+    """A linear layer and tanh on the vector of each sequence's first token, (B, E)."""
 
     def __init__(self, config: RegardBertConfig) -> None:
         super().__init__()
         self.dense = Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, first: Tensor) -> Tensor:
-        """Pools sequences by their first token, which must be the classification token."""
+        """Maps the vectors of classification tokens, (B, E), to pooled vectors, (B, E)."""
         return torch.tanh(self.dense(first))
 
 
@@ -70,7 +68,7 @@ class RegardBertPreTrainedModel(RegardPreTrainedModel):
     config_class = RegardBertConfig
     config: RegardBertConfig
     base_model_prefix = "bert"
-    # A buffer that stock BERT saved before transformers 4.31.
+    # Stock BERT saved this buffer before transformers 4.31.
     _keys_to_ignore_on_load_unexpected = [r"embeddings\.position_ids$"]
     _no_split_modules = ["BertEmbeddings", "TransformerBlock"]
     _can_record_outputs = {
@@ -79,13 +77,13 @@ class RegardBertPreTrainedModel(RegardPreTrainedModel):
     }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Loads a state, under its names in memory or those on disk."""
+        """Loads a state whose names are those in memory or those on disk."""
         return super().load_state_dict(
             named_as_in_memory(state_dict, self.config.tie_word_embeddings), strict=strict, assign=assign
         )
 
-    # transformers saves with those parts of the mapping that its last load used. A head that was not in the loaded
-    # checkpoint would then be saved under its name in memory: with None, it saves with the whole mapping.
+    # transformers saves with the parts of the mapping that its last load used. A head that was not in the loaded
+    # checkpoint would then be saved under its name in memory. With None here, it saves with the whole mapping.
     @property
     def _weight_conversions(self) -> None:
         return None
@@ -100,7 +98,7 @@ class RegardBertModel(RegardBertPreTrainedModel):
 
     Args:
         config: the configuration.
-        add_pooling_layer: whether to have the pooler.
+        add_pooling_layer: whether to add the pooler.
     """
 
     def __init__(self, config: RegardBertConfig, add_pooling_layer: bool = True) -> None:
@@ -120,7 +118,7 @@ class RegardBertModel(RegardBertPreTrainedModel):
 
     @merge_with_config_defaults
     @capture_outputs
-    @show_weights
+    @eager_for_output_attentions
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -133,26 +131,27 @@ class RegardBertModel(RegardBertPreTrainedModel):
     ) -> BaseModelOutputWithPooling:
         """Encodes a batch, padded or packed.
 
-        A packed one is a single row of sequences without padding; `cu_seq_lens_q` tells where each begins and ends, as
-        transformers' `DataCollatorWithFlattening` gives it with `return_flash_attn_kwargs=True`.
+        A packed batch is a single row of sequences without padding; `cu_seq_lens_q` says where each begins and ends,
+        as returned by transformers' `DataCollatorWithFlattening` with `return_flash_attn_kwargs=True`.
 
         Args:
             input_ids: word-piece ids, (B, L).
-            attention_mask: 1 for tokens, 0 for padding, (B, L); or any mask that transformers takes. None: no padding.
+            attention_mask: 1 for tokens, 0 for padding, (B, L), or any other mask that transformers accepts. None: no
+                padding.
             token_type_ids: segment ids, (B, L); None: all in the first segment.
             position_ids: positions, (B, L) or (1, L); None: counted from 0 in each sequence.
             inputs_embeds: token embeddings, (B, L, E), instead of `input_ids`.
-            output_positions: places (P,) in a packed batch whose hidden states alone are wanted, (1, P, E): the last
-                layer computes no others.
-            **kwargs: what the attention function takes, and transformers' `output_attentions` and the like.
+            output_positions: places in a packed batch, (P,). Only their hidden states are returned, (1, P, E), and
+                the last layer computes no others.
+            **kwargs: options of the attention function and of transformers, such as `output_attentions`.
 
         Returns:
             `last_hidden_state` (B, L, E) and `pooler_output` (B, E), a row for each sequence.
 
         Raises:
-            ValueError: for a sequence longer than the positions, for ids outside their vocabularies, or for a packed
-                batch with an attention mask, or asked for attention weights. Ids on an accelerator are not read, since
-                that would wait for it.
+            ValueError: if a sequence is longer than the positions, if ids are outside their vocabularies, or if a
+                packed batch comes with an attention mask or attention weights are requested of it. Ids on an
+                accelerator are not checked, since reading them would wait for it.
         """
         given = require_exactly_one(input_ids, inputs_embeds)
         config, length, bounds = self.config, given.shape[1], take_bounds(kwargs)
@@ -160,7 +159,7 @@ class RegardBertModel(RegardBertPreTrainedModel):
         check_ids("token_type_ids", token_type_ids, config.type_vocab_size, "type_vocab_size")
         if token_type_ids is None:
             if bounds is None:
-                self._warn_of_pairs(input_ids)
+                self._warn_about_missing_segments(input_ids)
             token_type_ids = torch.zeros((1, length), dtype=torch.long, device=given.device)
         if position_ids is None:
             check_length(bounds.max_length_q if bounds else length, config.max_position_embeddings)
@@ -188,23 +187,22 @@ class RegardBertModel(RegardBertPreTrainedModel):
     def _encode_packed(
         self, embedded: Tensor, bounds: SequenceBounds, output_positions: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Hidden states of the positions wanted, (1, P, E), and of the first of each sequence, (B, E)."""
+        """Hidden states of the output positions, (1, P, E), and of each sequence's first token, (B, E)."""
         tokens, firsts = embedded.shape[1], bounds.cu_seq_lens_q[:-1]
-        if can_use_cpu_kernels(embedded) and not kwargs.get("output_hidden_states", self.config.output_hidden_states):
+        if not kwargs.get("output_hidden_states", self.config.output_hidden_states):
             embedded, bounds = pad_to_multiple(embedded, bounds)
         if output_positions is None:
             hidden_states = self.encoder(embedded, bounds=bounds, **kwargs)[:, :tokens]
             return hidden_states, hidden_states[0].index_select(0, firsts)
-        chosen, found = choose(output_positions, bounds)
-        hidden_states = self.encoder(embedded, bounds=bounds, chosen=chosen, **kwargs)
-        found_firsts, others = found[: len(firsts)], found[len(found) - len(output_positions) :]
-        return hidden_states.index_select(1, others), hidden_states[0].index_select(0, found_firsts)
+        selected, indices = select_positions(output_positions, bounds)
+        hidden_states = self.encoder(embedded, bounds=bounds, selected=selected, **kwargs)
+        # Between the two lies the first token of the sequence of zeros, where there is one.
+        first_indices, output_indices = indices[: len(firsts)], indices[len(indices) - len(output_positions) :]
+        return hidden_states.index_select(1, output_indices), hidden_states[0].index_select(0, first_indices)
 
-    def _warn_of_pairs(self, input_ids: Tensor | None) -> None:
-        separator = self.config.sep_token_id
-        if separator is None or input_ids is None or input_ids.device.type != "cpu" or torch.compiler.is_compiling():
-            return
-        if ((input_ids == separator).sum(dim=1) > 1).any():
+    def _warn_about_missing_segments(self, input_ids: Tensor | None) -> None:
+        separator, ids = self.config.sep_token_id, readable_values(input_ids)
+        if separator is not None and ids is not None and ((ids == separator).sum(dim=1) > 1).any():
             logger.warning_once(
                 "a sequence has two separators but no `token_type_ids` came with it: all of it counts as one segment"
             )

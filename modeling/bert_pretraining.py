@@ -23,10 +23,9 @@ from transformers.utils.generic import can_return_tuple
 
 from ..configuration.bert import RegardBertConfig
 from .bert import RegardBertModel, RegardBertPreTrainedModel
-from .cpu.linear import Linear, can_use_cpu_kernels, is_unhooked
-from .cpu.vocabulary_loss import vocabulary_loss
-from .losses import check_labels, cross_entropy, mean_loss, weighted_cross_entropy
-from .packing import POSITIONS_AT_ONCE, count_predicted, missing_rows, pack
+from .cpu import Linear, pad_positions
+from .losses import cross_entropy, loss_without_scores, weighted_cross_entropy
+from .packing import count_predicted, pack
 
 
 class MaskedLMHead(nn.Module):
@@ -40,24 +39,24 @@ class MaskedLMHead(nn.Module):
         self.decoder: nn.Linear = Linear(config.hidden_size, config.vocab_size)
 
     def transform(self, hidden_states: Tensor) -> Tensor:
-        """What the last layer scores the vocabulary from."""
+        """Maps hidden states to what the last layer scores the vocabulary from."""
         return self.norm(self.activation(self.dense(hidden_states)))
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Transforms, then scores each word piece."""
+        """Transforms hidden states, then scores each word piece."""
         return self.decoder(self.transform(hidden_states))
 
 
 @dataclass
 class RegardBertForPreTrainingOutput(ModelOutput):
-    """What `RegardBertForPreTraining` returns.
+    """The outputs of `RegardBertForPreTraining`.
 
     Attributes:
-        loss: sum of the losses whose labels were given, a scalar.
-        prediction_logits: scores of the vocabulary, (B, L, V), or (P, V) with `predicted_only`.
+        loss: sum of the losses whose labels are given, a scalar.
+        prediction_logits: scores of the vocabulary, (B, L, V); with `predicted_only` (P, V), and None in training.
         seq_relationship_logits: scores of "is the next sentence" and "is a random one", (B, 2).
-        hidden_states: with `output_hidden_states`, one (B, L, E) for the embeddings and for each block.
-        attentions: with `output_attentions`, one (B, heads, L, L) for each block.
+        hidden_states: with `output_hidden_states`, those of the embeddings and of each block, (B, L, E) each.
+        attentions: with `output_attentions`, the weights of each block, (B, heads, L, L) each.
     """
 
     loss: Tensor | None = None
@@ -68,7 +67,7 @@ class RegardBertForPreTrainingOutput(ModelOutput):
 
 
 class PredictsMaskedTokens(RegardBertPreTrainedModel):
-    """Base of the two classes with a masked language modeling head; the head may share the token embeddings."""
+    """Base of the two classes with a masked language modeling head, which may share the token embeddings."""
 
     _tied_weights_keys = {"masked_lm_head.decoder.weight": "bert.embeddings.tokens.weight"}
     bert: RegardBertModel
@@ -84,51 +83,46 @@ class PredictsMaskedTokens(RegardBertPreTrainedModel):
 
     def encode_predicted(
         self,
-        tensors: dict[str, Tensor | None],
+        inputs: dict[str, Tensor | None],
         labels: Tensor | None,
         attention_mask: Tensor | None,
         predicted_only: bool,
         predicted_positions: Tensor | None,
         **kwargs: Any,
     ) -> tuple[BaseModelOutputWithPooling, Tensor, Tensor | None]:
-        """Runs the encoder; for predicted positions alone without padding, and in its last layer on no others.
+        """Runs the encoder, and for predicted positions only without padding and with no others in its last layer.
 
         Args:
-            tensors: `input_ids`, `token_type_ids`, `position_ids` and `inputs_embeds`, or None.
+            inputs: `input_ids`, `token_type_ids`, `position_ids` and `inputs_embeds`, or None for each.
             labels: (B, L), or None.
-            attention_mask: see `RegardBertModel.forward`.
-            predicted_only: whether to find the positions in the labels.
-            predicted_positions: (P,), or None.
-            **kwargs: see there.
+            attention_mask: mask, as for `RegardBertModel.forward`.
+            predicted_only: whether to compute only the positions that have a label.
+            predicted_positions: those positions in a packed batch, (P,), or None.
+            **kwargs: options of `RegardBertModel.forward`.
 
         Returns:
-            What the encoder gives; the hidden states to predict from, (B, L, E) or (P, E); and their labels, if there
-            are any.
+            The encoder's outputs; the hidden states to predict from, (B, L, E) or (P, E); and their labels, if any.
         """
         if not predicted_only and predicted_positions is None:
-            outputs = self.bert(**tensors, attention_mask=attention_mask, return_dict=True, **kwargs)
+            outputs = self.bert(**inputs, attention_mask=attention_mask, return_dict=True, **kwargs)
             return outputs, outputs.last_hidden_state, labels
         if labels is None:
-            raise ValueError("`predicted_only` needs `labels`, which tell the positions to predict")
+            raise ValueError("`predicted_only` needs `labels`, which mark the positions to predict")
         if kwargs.get("cu_seq_lens_q") is None:
             if predicted_positions is not None:
                 raise ValueError("`predicted_positions` needs a packed batch, with `cu_seq_lens_q`")
-            if tensors["position_ids"] is None:
-                tensors["position_ids"] = torch.arange(labels.shape[1], device=labels.device).unsqueeze(0)
-            packed, bounds = pack({**tensors, "labels": labels}, attention_mask, *labels.shape)
+            if inputs["position_ids"] is None:
+                inputs["position_ids"] = torch.arange(labels.shape[1], device=labels.device).unsqueeze(0)
+            packed, bounds = pack({**inputs, "labels": labels}, attention_mask, *labels.shape)
             labels = packed.pop("labels")
-            tensors, attention_mask, kwargs = {**packed}, None, kwargs | bounds._asdict()
+            inputs, attention_mask, kwargs = {**packed}, None, kwargs | bounds._asdict()
         labels = labels.flatten()
         if predicted_positions is None:
             predicted_positions = (labels != -100).nonzero().squeeze(1)
         labels = labels.index_select(0, predicted_positions)
-        if self.training and can_use_cpu_kernels(labels) and is_unhooked(self.masked_lm_head.decoder):
-            # Nothing but the loss is made of them in training. The first token stands for those that are missing.
-            missing = missing_rows(len(labels), POSITIONS_AT_ONCE)
-            predicted_positions = nn.functional.pad(predicted_positions, (0, missing))
-            labels = nn.functional.pad(labels, (0, missing), value=-100)
+        predicted_positions, labels = pad_positions(self.masked_lm_head.decoder, predicted_positions, labels)
         outputs = self.bert(
-            **tensors,
+            **inputs,
             attention_mask=attention_mask,
             output_positions=predicted_positions,
             return_dict=True,
@@ -139,16 +133,16 @@ class PredictsMaskedTokens(RegardBertPreTrainedModel):
     def predict_tokens(
         self, hidden_states: Tensor, labels: Tensor | None, items: Tensor | int | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The scores of the vocabulary and, if there are labels, the loss.
+        """The scores of the vocabulary, and the loss if there are labels.
 
-        In training there are no scores of positions (P, E) that were chosen for their labels, but the loss alone.
+        In training, positions (P, E) that were selected for their labels get no scores (None), only the loss.
         """
         head = self.masked_lm_head
-        if self.training and hidden_states.dim() == 2 and is_unhooked(head.decoder):
-            assert labels is not None
-            check_labels(labels, len(head.decoder.weight))
-            total = vocabulary_loss(head.transform(hidden_states), head.decoder.weight, head.decoder.bias, labels)
-            return None, mean_loss(total, (labels != -100).sum(), items)
+        loss = loss_without_scores(
+            hidden_states, head.decoder, labels, self.config.vocab_size, items, transform=head.transform
+        )
+        if loss is not None:
+            return None, loss
         logits = head(hidden_states)
         return logits, None if labels is None else cross_entropy(logits, labels, items)
 
@@ -182,26 +176,26 @@ class RegardBertForPreTraining(PredictsMaskedTokens):
         """Predicts masked tokens, and whether the second segment follows the first.
 
         Args:
-            input_ids: see `RegardBertModel.forward`, as for the four after it.
-            attention_mask: see there.
-            token_type_ids: see there.
-            position_ids: see there.
-            inputs_embeds: see there.
-            labels: (B, L), the ids to predict, -100 elsewhere.
-            next_sentence_label: (B,), 0 if the second segment follows the first, 1 if it is a random one.
-            predicted_only: compute without padding, and in the last layer and the head only the positions that have a
-                label, P of them: the same loss for a fraction of the work. Hidden states are then packed, (1, T, E).
-            predicted_positions: those positions in a packed batch, (P,), so that they need not be looked for; takes
-                the place of `predicted_only`.
-            num_items_in_batch: number of predicted tokens in the whole batch, where this is a part of it.
-            num_sequences_in_batch: number of sequences in the whole batch. Where only `num_items_in_batch` is given,
-                as by `Trainer`, a sequence's next-sentence loss is weighted by its number of predicted tokens, so that
-                the parts of a batch add up to the whole there too.
-            **kwargs: see there.
+            input_ids: word-piece ids, (B, L).
+            attention_mask: 1 for tokens, 0 for padding, (B, L).
+            token_type_ids: segment ids, (B, L).
+            position_ids: positions, (B, L) or (1, L).
+            inputs_embeds: token embeddings, (B, L, E), instead of `input_ids`.
+            labels: the ids to predict, (B, L), and -100 elsewhere.
+            next_sentence_label: 0 if the second segment follows the first, 1 if it is a random one, (B,).
+            predicted_only: whether to compute without padding, and in the last layer and the head only the P positions
+                that have a label: the same loss for a fraction of the work. Hidden states are then packed, (1, T, E).
+            predicted_positions: those positions in a packed batch, (P,), which saves looking for them; implies
+                `predicted_only`.
+            num_items_in_batch: number of predicted tokens in the whole batch, if this is a part of it.
+            num_sequences_in_batch: number of sequences in the whole batch. If only `num_items_in_batch` is given, as
+                by `Trainer`, each sequence's next-sentence loss is weighted by its number of predicted tokens, so that
+                the losses of the parts add up to that of the whole batch.
+            **kwargs: options of `RegardBertModel.forward`, which describes the inputs in full.
 
         Raises:
-            ValueError: for labels that are no class, for what `predicted_only` can't do without, and see
-                `RegardBertModel.forward`.
+            ValueError: if labels are outside their classes, if `predicted_only` comes without labels or
+                `predicted_positions` without a packed batch, and for the reasons of `RegardBertModel.forward`.
         """
         per_sequence = None if labels is None else count_predicted(labels, kwargs.get("cu_seq_lens_q"))
         outputs, hidden_states, labels = self.encode_predicted(

@@ -1,4 +1,4 @@
-"""BERT's classes for fine-tuning: sequences, tokens, spans, choices.
+"""BERT's classes for fine-tuning, which label sequences, tokens and spans, or pick a choice.
 
 Dimension letters: B batch, L length, E width of the model, C classes, N choices.
 """
@@ -17,12 +17,12 @@ from transformers.utils.generic import can_return_tuple
 from ..configuration.bert import RegardBertConfig
 from .bert import RegardBertModel, RegardBertPreTrainedModel
 from .checks import require_exactly_one
-from .cpu.linear import Dropout, Linear
+from .cpu import Dropout, Linear
 from .losses import cross_entropy, mean_loss
 
 
 class _Classifier(RegardBertPreTrainedModel):
-    """An encoder with dropout and one linear layer on it."""
+    """An encoder followed by dropout and a linear layer."""
 
     def __init__(self, config: RegardBertConfig, num_outputs: int | None, add_pooling_layer: bool) -> None:
         super().__init__(config)
@@ -34,10 +34,10 @@ class _Classifier(RegardBertPreTrainedModel):
 
 
 class RegardBertForSequenceClassification(_Classifier):
-    """Classes, several labels, or numbers for a sequence.
+    """Predicts a class, several labels, or numbers for a sequence.
 
-    Which of them is `config.problem_type`; where that is None, one output is a regression, whole-number labels are
-    classes, and others are several labels.
+    `config.problem_type` says which. If it is None, one output means regression, labels of an integer type mean
+    classes, and other labels mean several labels.
     """
 
     def __init__(self, config: RegardBertConfig) -> None:
@@ -49,7 +49,7 @@ class RegardBertForSequenceClassification(_Classifier):
             problem = "regression"
         if problem == "single_label_classification" or (problem is None and not labels.is_floating_point()):
             return cross_entropy(logits, labels, items)
-        # One output may have labels (B,) or (B, 1); several have one number for each output.
+        # With one output, labels may be (B,) or (B, 1); with several there is a number for each output.
         labels = labels.to(logits.device, logits.dtype).reshape(logits.shape)
         squared = problem == "regression"
         error = nn.functional.mse_loss if squared else nn.functional.binary_cross_entropy_with_logits
@@ -81,7 +81,7 @@ class RegardBertForSequenceClassification(_Classifier):
 
 
 class RegardBertForTokenClassification(_Classifier):
-    """A class for each token."""
+    """Predicts a class for each token."""
 
     def __init__(self, config: RegardBertConfig) -> None:
         super().__init__(config, config.num_labels, add_pooling_layer=False)
@@ -98,7 +98,7 @@ class RegardBertForTokenClassification(_Classifier):
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
-        """Scores each token, (B, L, C); `labels` is (B, L), -100 where there is none."""
+        """Scores each token, (B, L, C); `labels` is (B, L), with -100 for a token to ignore."""
         outputs = self.bert(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **kwargs
         )
@@ -112,7 +112,7 @@ class RegardBertForTokenClassification(_Classifier):
 
 
 class RegardBertForMultipleChoice(_Classifier):
-    """The best of several choices, each encoded by itself."""
+    """Picks one of several choices, each of which is encoded by itself."""
 
     def __init__(self, config: RegardBertConfig) -> None:
         super().__init__(config, 1, add_pooling_layer=True)
@@ -129,7 +129,7 @@ class RegardBertForMultipleChoice(_Classifier):
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MultipleChoiceModelOutput:
-        """Scores the choices, (B, N); inputs are (B, N, L), `labels` is (B,), the number of the right choice."""
+        """Scores the choices, (B, N); inputs are (B, N, L), `labels` is (B,), the index of the right choice."""
         num_choices = require_exactly_one(input_ids, inputs_embeds).shape[1]
 
         def each(values: Tensor | None) -> Tensor | None:
@@ -150,7 +150,7 @@ class RegardBertForMultipleChoice(_Classifier):
 
 
 class RegardBertForQuestionAnswering(RegardBertPreTrainedModel):
-    """The span of a text that answers a question."""
+    """Predicts the span of a text that answers a question."""
 
     def __init__(self, config: RegardBertConfig) -> None:
         super().__init__(config)
@@ -173,14 +173,14 @@ class RegardBertForQuestionAnswering(RegardBertPreTrainedModel):
         """Scores each token as the answer's first and last, (B, L) each.
 
         Args:
-            input_ids: see `RegardBertModel.forward`, as for the four after it.
-            attention_mask: see there.
-            token_type_ids: see there.
-            position_ids: see there.
-            inputs_embeds: see there.
-            start_positions: (B,) or (B, 1), the answer's first token; one beyond the sequence is not counted.
-            end_positions: (B,) or (B, 1), its last, likewise.
-            **kwargs: see there.
+            input_ids: word-piece ids, (B, L).
+            attention_mask: 1 for tokens, 0 for padding, (B, L).
+            token_type_ids: segment ids, (B, L).
+            position_ids: positions, (B, L) or (1, L).
+            inputs_embeds: token embeddings, (B, L, E), instead of `input_ids`.
+            start_positions: place of the answer's first token, (B,) or (B, 1); one beyond the sequence is ignored.
+            end_positions: place of its last token, in the same form.
+            **kwargs: options of `RegardBertModel.forward`, which describes the inputs in full.
         """
         outputs = self.bert(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **kwargs

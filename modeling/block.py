@@ -14,13 +14,13 @@ from transformers.activations import ACT2FN
 from transformers.pytorch_utils import apply_chunking_to_forward
 
 from .attention import MultiHeadAttention
-from .compat import CachingLayer
-from .cpu.linear import Dropout, Linear, activated_linear
-from .packing import Chosen, SequenceBounds
+from .base import CachingLayer
+from .cpu import Dropout, Linear, SequenceBounds, activated_linear
+from .packing import SelectedPositions
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with an activation between: (B, L, E) to (B, L, E), each position by itself."""
+    """Two linear layers with an activation between, applied to each position by itself: (B, L, E) to (B, L, E)."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__()
@@ -33,9 +33,9 @@ class FeedForward(nn.Module):
         return activated_linear(self.activation, self.up(hidden_states), self.down)  # (B, L, E)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Transforms each position, `chunk_size_feed_forward` of them at a time if that is not 0."""
+        """Transforms each position, in chunks of `chunk_size_feed_forward` positions if that is not 0."""
         if not self.chunk_size:
-            # What is called below looks at a signature first, which takes longer than a step of generation's layer.
+            # `apply_chunking_to_forward` inspects a signature first, which takes longer than this layer in generation.
             return self._transform(hidden_states)
         return apply_chunking_to_forward(self._transform, self.chunk_size, 1, hidden_states)
 
@@ -44,8 +44,8 @@ class ResidualSlot(nn.Module):
     """The residual connection around a sub-layer, with a norm before the sub-layer or after the sum.
 
     Args:
-        before: norm of the sub-layer's input; `nn.Identity()` for post-LN.
-        after: norm of the sum; `nn.Identity()` for pre-LN.
+        before: norm on the sub-layer's input; `nn.Identity()` for post-LN.
+        after: norm on the sum; `nn.Identity()` for pre-LN.
         dropout: probability of dropping an element of the sub-layer's output.
     """
 
@@ -54,7 +54,7 @@ class ResidualSlot(nn.Module):
         self.before, self.after, self.dropout = before, after, Dropout(dropout)
 
     def add(self, residual: Tensor, output: Tensor) -> Tensor:
-        """Joins a sub-layer's output with what went around it, both (B, L, E)."""
+        """Adds a sub-layer's output to the residual, both (B, L, E)."""
         return self.after(residual + self.dropout(output))
 
 
@@ -63,7 +63,7 @@ def _norm(config: PreTrainedConfig) -> nn.LayerNorm:
 
 
 def post_norm_slot(config: PreTrainedConfig) -> ResidualSlot:
-    """Post-LN, the original Transformer's and BERT's (Vaswani et al., 2017, https://arxiv.org/abs/1706.03762)."""
+    """Post-LN, as in the original Transformer and BERT (Vaswani et al., 2017, https://arxiv.org/abs/1706.03762)."""
     return ResidualSlot(nn.Identity(), _norm(config), config.hidden_dropout_prob)
 
 
@@ -76,13 +76,13 @@ NORM_SLOTS: dict[str, Callable[[PreTrainedConfig], ResidualSlot]] = {"post": pos
 
 
 class TransformerBlock(CachingLayer):
-    """Self-attention, cross-attention if there is a memory to read, and the feed-forward layer, each in its slot.
+    """Self-attention, cross-attention if the block reads a memory, and the feed-forward layer, each in its slot.
 
     Args:
-        config: gives the widths, the heads, the dropouts and the kernel.
+        config: configuration with the widths, the heads, the dropouts and the attention implementation.
         layer_idx: the block's place in a cache.
         norm_position: "post" or "pre", a key of `NORM_SLOTS`.
-        is_causal: whether a position sees itself and earlier ones only.
+        is_causal: whether a position sees only itself and earlier ones.
         has_cross_attention: whether the block reads a memory.
     """
 
@@ -116,19 +116,21 @@ class TransformerBlock(CachingLayer):
         positions: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Maps hidden states (B, L, E), with a memory (B, M, E) where there is one, to hidden states (B, L, E).
-
-        The masks are as `transformers.masking_utils` makes them for the kernel in use.
+        """Computes the hidden states of the next block.
 
         Args:
-            hidden_states: see above.
-            attention_mask: of the self-attention.
-            memory: see above.
-            memory_mask: of the cross-attention.
-            cache: see `MultiHeadAttention.forward`.
-            bounds: see there.
-            positions: places (P,) whose hidden states alone are computed, (B, P, E); None: all.
-            **kwargs: see there.
+            hidden_states: (B, L, E).
+            attention_mask: mask of the self-attention, as `transformers.masking_utils` makes it for the attention
+                implementation in use.
+            memory: states that the cross-attention reads, (B, M, E).
+            memory_mask: mask of the cross-attention, made in the same way.
+            cache: keys and values of earlier steps; those of this step are added.
+            bounds: bounds of the sequences in a packed batch.
+            positions: the only places to compute hidden states of, (P,); None: all.
+            **kwargs: options of the attention function.
+
+        Returns:
+            Hidden states, (B, L, E), or (B, P, E) with `positions`.
         """
         slot = self.self_attention_slot
         attended, _ = self.self_attention(
@@ -148,17 +150,17 @@ class TransformerBlock(CachingLayer):
 
 
 class TransformerStack(nn.Module):
-    """Blocks one after another, and after pre-LN blocks the norm that their sum needs.
+    """Blocks one after another, followed by a norm if they are pre-LN, whose sum is not normalized.
 
     Args:
-        config: see `TransformerBlock`.
+        config: configuration of the blocks.
         num_layers: number of blocks.
-        norm_position: "post" or "pre".
-        is_causal: see `TransformerBlock`.
-        has_cross_attention: see `TransformerBlock`.
+        norm_position: "post" or "pre", a key of `NORM_SLOTS`.
+        is_causal: whether a position sees only itself and earlier ones.
+        has_cross_attention: whether the blocks read a memory.
 
     Raises:
-        ValueError: if there is no such norm position.
+        ValueError: if `norm_position` is not a key of `NORM_SLOTS`.
     """
 
     def __init__(
@@ -184,16 +186,16 @@ class TransformerStack(nn.Module):
         attention_mask: Tensor | None = None,
         memory: Tensor | None = None,
         bounds: SequenceBounds | None = None,
-        chosen: Chosen | None = None,
+        selected: SelectedPositions | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Runs the blocks; the arguments are those of `TransformerBlock.forward`.
+        """Runs the blocks; the other arguments are those of `TransformerBlock.forward`.
 
-        With `chosen`, the last block computes these positions of a packed batch alone: the others are read by no one.
+        With `selected`, the last block computes only these positions of a packed batch.
         """
         for block in self.blocks:
-            if chosen is not None and block is self.blocks[-1]:
-                kwargs["positions"], bounds = chosen
-            # What takes gradients goes by position: re-entrant gradient checkpointing sees only that.
+            if selected is not None and block is self.blocks[-1]:
+                kwargs["positions"], bounds = selected
+            # Tensors with gradients are positional arguments: reentrant gradient checkpointing sees no others.
             hidden_states = block(hidden_states, attention_mask, memory, bounds=bounds, **kwargs)
         return self.norm(hidden_states)

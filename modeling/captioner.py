@@ -19,9 +19,8 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 
 from ..configuration.captioner import RegardCaptionerConfig
-from .base import FastGenerationMixin, RegardPreTrainedModel
-from .compat import CACHE, named_cache, takes_cache
-from .cpu.linear import Linear
+from .base import CACHE, FastGenerationMixin, RegardPreTrainedModel, named_cache, takes_cache
+from .cpu import Linear
 from .losses import cross_entropy, mean_loss, shift_right
 from .recurrent import RecurrentCache, RegardRecurrentDecoder
 from .transformer import RegardTransformerDecoder
@@ -31,9 +30,9 @@ def _make_backbone(config: RegardCaptionerConfig) -> Any:
     own: Any = config.backbone_config
     if type(own) not in MODEL_FOR_BACKBONE_MAPPING:
         raise ValueError(
-            f"`backbone_config` is of the model type {own.model_type!r}, of which there is no AutoBackbone"
+            f"`backbone_config` has the model type {own.model_type!r}, for which transformers has no AutoBackbone"
         )
-    # One without a choice of kernels, as convolutional ones are, would refuse any but eager.
+    # A backbone that supports only eager attention, such as a convolutional one, raises an error for any other.
     backbone_class: Any = MODEL_FOR_BACKBONE_MAPPING[type(own)]
     kernel = own._attn_implementation if backbone_class._supports_sdpa else None
     return AutoBackbone.from_config(own, attn_implementation=kernel)
@@ -50,7 +49,7 @@ class RegardCaptionerPreTrainedModel(RegardPreTrainedModel):
 
 
 class RegardCaptionerEncoder(RegardCaptionerPreTrainedModel):
-    """Looks at the image: features of every position of the backbone's last feature map, as wide as the decoder."""
+    """Computes the features of an image: the backbone's last feature map, projected to the decoder's width."""
 
     input_modalities = ["image"]
 
@@ -64,23 +63,23 @@ class RegardCaptionerEncoder(RegardCaptionerPreTrainedModel):
         self.train()
 
     def train(self, mode: bool = True) -> "RegardCaptionerEncoder":
-        """Sets the mode; a frozen backbone stays in evaluation mode, or its normalisation would go on learning."""
+        """Sets the mode; a frozen backbone stays in evaluation, or its normalization would go on learning."""
         super().train(mode)
         if self.config.freeze_backbone:
-            # Loading a checkpoint, which ends with a change of the mode, gives the gradients back.
+            # Loading a checkpoint enables gradients again, and then changes the mode.
             self.backbone.eval().requires_grad_(False)
         return self
 
     @can_return_tuple
     def forward(self, pixel_values: Tensor | None = None, **kwargs: Unpack[TransformersKwargs]) -> BaseModelOutput:
-        """Encodes images (B, channels, height, width): (B, P, E), row by row.
+        """Encodes images (B, channels, height, width): features (B, P, E), row by row of the feature map.
 
         Raises:
-            ValueError: if there are no images, of another shape, or too small for the backbone.
+            ValueError: if the images are missing, have another shape, or are too small for the backbone.
         """
         channels = getattr(self.backbone.config, "num_channels", None)
         if pixel_values is None:
-            raise ValueError("give `pixel_values`, or the `encoder_outputs` that were made of them")
+            raise ValueError("give `pixel_values`, or the `encoder_outputs` computed from them")
         if pixel_values.dim() != 4 or pixel_values.shape[1] != (channels or pixel_values.shape[1]):
             raise ValueError(
                 f"`pixel_values` has the shape {tuple(pixel_values.shape)}, but must be "
@@ -90,7 +89,7 @@ class RegardCaptionerEncoder(RegardCaptionerPreTrainedModel):
             try:
                 feature_map = self.backbone(pixel_values.to(self.dtype), return_dict=True).feature_maps[-1]
             except RuntimeError:
-                # Gives the size as the reason, where it is.
+                # Raises a clearer error if the size of the images is the reason.
                 self.feature_grid(*pixel_values.shape[2:])
                 raise
         features = self.projection(feature_map.flatten(2).transpose(1, 2))  # (B, P, E)
@@ -100,9 +99,9 @@ class RegardCaptionerEncoder(RegardCaptionerPreTrainedModel):
         """Height and width of the feature map of an image of this size.
 
         Raises:
-            ValueError: if the backbone cannot read such an image, which is then too small most often.
+            ValueError: if the backbone cannot read such an image, most often because it is too small.
         """
-        # Tried without any data: each backbone has its own arithmetic.
+        # Each backbone has its own arithmetic, so it runs, but without any data.
         with torch.device("meta"), torch.no_grad():
             backbone = _make_backbone(self.config).eval()
             images = torch.empty(1, getattr(backbone.config, "num_channels", 3), height, width)
@@ -112,17 +111,17 @@ class RegardCaptionerEncoder(RegardCaptionerPreTrainedModel):
                 reason = str(error).splitlines()[0]
                 raise ValueError(f"the backbone cannot read images of {height} x {width} pixels: {reason}") from error
         if 0 in grid:
-            raise ValueError(f"images of {height} x {width} pixels are too small for the backbone: none of it is left")
+            raise ValueError(f"images of {height} x {width} pixels are too small: the feature map is empty")
         return tuple(grid)
 
 
 def mean_features(features: Tensor, mask: Tensor | None = None) -> Tensor:
-    """An image in one vector: the mean over all positions of its features (B, P, E), none of them masked: (B, E)."""
+    """The mean over all positions of the features (B, P, E), an image in one vector: (B, E). There is no mask."""
     return features.mean(dim=1)
 
 
 def attention_penalty(weights: Tensor, labels: Tensor) -> Tensor:
-    """The doubly stochastic regulariser of each image: that each position be looked at once in all.
+    """The doubly stochastic regularizer, which is 0 for an image whose positions each get a total weight of 1.
 
     Args:
         weights: cross-attention weights of each target token, (B, H, T, P).
@@ -137,7 +136,7 @@ def attention_penalty(weights: Tensor, labels: Tensor) -> Tensor:
 
 
 class RegardCaptionerForConditionalGeneration(RegardCaptionerPreTrainedModel, FastGenerationMixin):
-    """Backbone, decoder and output layer: a caption of an image."""
+    """Writes a caption of an image: encoder, decoder and output layer."""
 
     def __init__(self, config: RegardCaptionerConfig) -> None:
         super().__init__(config)
@@ -158,7 +157,7 @@ class RegardCaptionerForConditionalGeneration(RegardCaptionerPreTrainedModel, Fa
         self.post_init()
 
     def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
-        """Changes the kernel, of the backbone too if it has a choice."""
+        """Changes the attention implementation, also of the backbone if it supports more than eager attention."""
         if isinstance(attn_implementation, str) and not self.encoder.backbone._supports_sdpa:
             attn_implementation = {"": attn_implementation, "backbone_config": "eager"}
         super().set_attn_implementation(attn_implementation, *args, **kwargs)
@@ -172,7 +171,11 @@ class RegardCaptionerForConditionalGeneration(RegardCaptionerPreTrainedModel, Fa
         self.decoder.set_input_embeddings(value)
 
     def feature_grid(self, height: int, width: int) -> tuple[int, int]:
-        """See `RegardCaptionerEncoder.feature_grid`; `spatial_maps` needs it."""
+        """Height and width of the feature map of an image of this size, which `spatial_maps` needs.
+
+        Raises:
+            ValueError: if the backbone cannot read such an image, most often because it is too small.
+        """
         return self.encoder.feature_grid(height, width)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
@@ -197,30 +200,30 @@ class RegardCaptionerForConditionalGeneration(RegardCaptionerPreTrainedModel, Fa
     ) -> Seq2SeqLMOutput:
         """Scores the vocabulary after each token of a caption.
 
-        The loss is the mean cross-entropy over all target tokens. With a recurrent decoder that attends, it is also
-        `attention_regularization` times the `attention_penalty` of the images, each weighted by its number of target
-        tokens, so that parts of a batch add up to the whole.
+        The loss is the mean cross-entropy over all target tokens. For a recurrent decoder with an alignment,
+        `attention_regularization` times the mean `attention_penalty` is added. An image's penalty is weighted by its
+        number of target tokens, so that the losses of parts of a batch add up to that of the whole batch.
 
         Args:
             pixel_values: images, (B, channels, height, width).
-            decoder_input_ids: target ids, (B, T), the start token first; with a cache, those that are not in it; made
-                from `labels` if not given.
+            decoder_input_ids: target ids, (B, T), the start token first; with a cache, those that are not in it.
+                None: made from `labels`.
             decoder_attention_mask: 1 for target tokens, 0 for padding, (B, T with those in the cache).
-            encoder_outputs: what the encoder gave before, instead of the images.
-            cache: what the decoder keeps of earlier target tokens and of the image; this call's is added.
+            encoder_outputs: earlier outputs of the encoder, instead of the images.
+            cache: state of the decoder after earlier target tokens, and the projected image; it is updated.
             decoder_inputs_embeds: target token embeddings, (B, T, E), instead of `decoder_input_ids`.
-            labels: target ids, (B, T), the end token last and the start token not among them; -100 for padding.
-            use_cache: whether to make a cache if there is none, and return it.
-            num_items_in_batch: number of target tokens in the whole batch, where this is a part of it.
-            **kwargs: what the attention function takes, and transformers' `output_attentions` and the like.
+            labels: target ids, (B, T), with the end token last and without the start token; -100 for padding.
+            use_cache: whether to make a cache if none is given, and return it.
+            num_items_in_batch: number of target tokens in the whole batch, if this is a part of it.
+            **kwargs: options of the attention function and of transformers, such as `output_attentions`.
 
         Returns:
-            `logits` (B, T, V), the `loss` if there are labels, and if asked for the `cross_attentions`, for each layer
-            that attends (B, H, T, P); see `spatial_maps`.
+            `logits` (B, T, V); the `loss` if there are labels; and with `output_attentions` the `cross_attentions`,
+            (B, H, T, P) for each layer that attends, which `spatial_maps` turns into maps.
 
         Raises:
-            ValueError: for images that are none (see `RegardCaptionerEncoder.forward`), ids or labels outside the
-                vocabulary, or a caption longer than the positions.
+            ValueError: if the images are missing, have a wrong shape or are too small, if ids or labels are outside
+                the vocabulary, or if a caption is longer than the positions.
         """
         if encoder_outputs is None:
             encoded = self.encoder(pixel_values, return_dict=True, **kwargs)
@@ -280,28 +283,30 @@ class RegardCaptionerForConditionalGeneration(RegardCaptionerPreTrainedModel, Fa
 def spatial_maps(
     cross_attentions: Sequence[Any] | None, grid: tuple[int, int], beam_indices: Tensor | None = None
 ) -> Tensor:
-    """Where a captioner looked for each word, as maps over the image.
+    """Turns a captioner's attention weights into maps over the image, one for each word.
 
     Args:
-        cross_attentions: what a captioner returned: of its forward call, for each layer the weights of all words; of
-            `generate(output_attentions=True, return_dict_in_generate=True)`, such a tuple for each new word.
-        grid: height and width of the feature map, see `RegardCaptionerForConditionalGeneration.feature_grid`.
-        beam_indices: after beam search, that of the same output. At each step the rows of the weights are beams; it
-            tells which of them a returned caption had come from. A caption that ends early has zeros behind its end.
+        cross_attentions: the `cross_attentions` of a captioner's output. A forward call returns the weights of all
+            words for each layer; `generate(output_attentions=True, return_dict_in_generate=True)` returns such a tuple
+            for each new word.
+        grid: height and width of the feature map, as `RegardCaptionerForConditionalGeneration.feature_grid` returns.
+        beam_indices: the `beam_indices` of the same output, after beam search. At each step the rows of the weights
+            are beams, and these indices say which of them each returned caption continued. After the end of a caption
+            that is shorter than others, its maps are zero.
 
     Returns:
-        (N, B, H, words, grid height, grid width). A map sums to one. Word t of a forward call is the one that its
-        logits at t predict, so label t; of `generate` the words are the new ones, the end token included.
+        (N, B, H, words, grid height, grid width). Each map sums to one. Word t of a forward call is the one that the
+        logits at t predict, which is label t. The words of `generate` are the new ones, with the end token.
 
     Raises:
-        ValueError: if there are no weights, or not as many as the grid has places.
+        ValueError: if there are no weights, or their number differs from the places of the grid.
     """
     if not cross_attentions or cross_attentions[0] is None:
-        raise ValueError("there are no `cross_attentions`: ask for `output_attentions`, of a model that attends")
+        raise ValueError("`cross_attentions` is empty: request `output_attentions`, from a model with attention")
     if isinstance(cross_attentions[0], Tensor):
         weights = torch.stack(tuple(cross_attentions))  # (N, B, H, T, P)
     else:
-        # Without a cache, or at the first words of a given text, a step goes through earlier words again.
+        # Without a cache, or with the first words given, a step computes earlier words too: the last is the new one.
         steps = [torch.stack([layer[:, :, -1] for layer in step]) for step in cross_attentions]  # each (N, B, H, P)
         if beam_indices is not None:
             rows = beam_indices[:, : len(steps)].unbind(dim=1)
@@ -312,5 +317,5 @@ def spatial_maps(
         weights = torch.stack(steps, dim=3)  # (N, B, H, T, P)
     height, width = grid
     if weights.shape[-1] != height * width:
-        raise ValueError(f"`grid` ({height} x {width}) has not the {weights.shape[-1]} places of the weights")
+        raise ValueError(f"`grid` ({height} x {width}) must have the {weights.shape[-1]} places of the weights")
     return weights.unflatten(-1, (height, width))  # (N, B, H, T, grid height, grid width)

@@ -1,35 +1,36 @@
-"""Checks of a model's inputs: each error names what it got and what is allowed, before an index error."""
+"""Checks of a model's inputs: they raise an error that names the value and the limit, before an index error does.
+
+None of them reads a tensor where that would wait for an accelerator.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-
-def is_readable(ids: Tensor) -> bool:
-    """Whether ids can be looked at: reading from an accelerator waits for it, and breaks a compiled graph."""
-    return ids.device.type == "cpu" and ids.numel() > 0 and not torch.compiler.is_compiling()
+from .cpu import readable_values
 
 
 def check_ids(name: str, ids: Tensor | None, size: int, size_name: str) -> None:
-    """Refuses ids outside 0 to `size` - 1, where that can be read without waiting for an accelerator.
+    """Checks that ids are at least 0 and less than `size`.
 
     Raises:
         ValueError: naming the argument, the id and the limit.
     """
-    if ids is None or not is_readable(ids):
+    values = readable_values(ids)
+    if values is None:
         return
-    least, largest = (int(value) for value in torch.aminmax(ids))
+    least, largest = (int(value) for value in torch.aminmax(values))
     if least < 0 or largest >= size:
         wrong = least if least < 0 else largest
-        raise ValueError(f"`{name}` holds the id {wrong}, but `{size_name}` ({size}) allows 0 to {size - 1}")
+        raise ValueError(f"`{name}` contains the id {wrong}, but `{size_name}` ({size}) allows 0 to {size - 1}")
 
 
 def require_exactly_one(input_ids: Tensor | None, inputs_embeds: Tensor | None, prefix: str = "") -> Tensor:
-    """The one of the two that is given.
+    """Returns the one of the two that is given.
 
     Raises:
-        ValueError: if none is, or both are.
+        ValueError: if neither or both are given.
     """
     given = input_ids if inputs_embeds is None else inputs_embeds
     if given is None or (input_ids is not None and inputs_embeds is not None):
@@ -38,7 +39,7 @@ def require_exactly_one(input_ids: Tensor | None, inputs_embeds: Tensor | None, 
 
 
 def check_length(length: int, limit: int, past: int = 0) -> None:
-    """Refuses a sequence longer than the positions, with the `past` tokens that are in a cache.
+    """Checks that a sequence, with the `past` tokens that are in a cache, is no longer than the positions.
 
     Raises:
         ValueError: naming both lengths, and how to truncate.
@@ -54,26 +55,29 @@ def check_length(length: int, limit: int, past: int = 0) -> None:
 
 
 def check_positions(position_ids: Tensor, limit: int) -> None:
-    """Refuses positions beyond the last, where they can be read without waiting for an accelerator.
+    """Checks that positions are at least 0 and less than `limit`.
 
     Raises:
-        ValueError: see `check_length`; or for a negative position.
+        ValueError: as `check_length` does, or for a negative position.
     """
-    if is_readable(position_ids):
-        check_length(int(position_ids.max()) + 1, limit)
-        check_ids("position_ids", position_ids, limit, "max_position_embeddings")
+    values = readable_values(position_ids)
+    if values is not None:
+        check_length(int(values.max()) + 1, limit)
+        check_ids("position_ids", values, limit, "max_position_embeddings")
 
 
 def check_source(length: int, attention_mask: Tensor | None) -> None:
-    """Refuses a source without tokens, of which nothing could be read.
+    """Checks that every row of a source has a token.
 
     Raises:
-        ValueError: for an empty source, or naming the row that is padding alone.
+        ValueError: for an empty source, or naming the row that is nothing but padding.
     """
     if length == 0:
-        raise ValueError("the source is empty: give it one token or more")
-    if attention_mask is None or attention_mask.dim() != 2 or not is_readable(attention_mask):
+        raise ValueError("the source is empty: it must have at least one token")
+    values = readable_values(attention_mask)
+    if values is None or values.dim() != 2:
         return
-    empty = ~attention_mask.bool().any(dim=1)
+    empty = ~values.bool().any(dim=1)
     if bool(empty.any()):
-        raise ValueError(f"row {int(empty.nonzero()[0])} of the source is padding alone: give it one token or more")
+        row = int(empty.nonzero()[0])
+        raise ValueError(f"row {row} of the source is nothing but padding: it must have at least one token")

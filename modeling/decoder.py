@@ -16,14 +16,19 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..configuration.decoder import RegardDecoderConfig
 from .attention import MultiHeadAttention
-from .base import FastGenerationMixin, RegardPreTrainedModel, show_weights
+from .base import (
+    CACHE,
+    FastGenerationMixin,
+    RegardPreTrainedModel,
+    eager_for_output_attentions,
+    named_cache,
+    takes_cache,
+)
 from .block import TransformerBlock, TransformerStack
 from .checks import check_ids, check_length, check_positions, require_exactly_one
-from .compat import CACHE, named_cache, takes_cache
-from .cpu.linear import Linear
-from .embeddings import TextEmbeddings
+from .cpu import Linear
 from .losses import causal_lm_loss
-from .positions import position_ids_for
+from .positions import TextEmbeddings, position_ids_for
 
 
 class RegardDecoderPreTrainedModel(RegardPreTrainedModel):
@@ -40,7 +45,7 @@ class RegardDecoderPreTrainedModel(RegardPreTrainedModel):
 
 
 class RegardDecoderModel(RegardDecoderPreTrainedModel):
-    """The blocks without the output layer: hidden states of every token."""
+    """The blocks without the output layer: computes hidden states of every token."""
 
     def __init__(self, config: RegardDecoderConfig) -> None:
         super().__init__(config)
@@ -58,7 +63,7 @@ class RegardDecoderModel(RegardDecoderPreTrainedModel):
 
     @merge_with_config_defaults
     @capture_outputs
-    @show_weights
+    @eager_for_output_attentions
     @takes_cache
     def forward(
         self,
@@ -74,20 +79,20 @@ class RegardDecoderModel(RegardDecoderPreTrainedModel):
 
         Args:
             input_ids: token ids, (B, L); with a cache, those that are not in it.
-            attention_mask: 1 for tokens, 0 for padding, (B, L with those in the cache); or any mask that transformers
-                takes. None: no padding.
+            attention_mask: 1 for tokens, 0 for padding, (B, L with those in the cache), or any other mask that
+                transformers accepts. None: no padding.
             position_ids: positions, (B, L) or (1, L); None: counted from each row's first token in the mask.
-            cache: keys and values of earlier tokens; this call's are added.
+            cache: keys and values of earlier tokens; those of this call are added.
             inputs_embeds: token embeddings, (B, L, E), instead of `input_ids`.
-            use_cache: whether to make a cache if there is none, and return it.
-            **kwargs: what the attention function takes, and transformers' `output_attentions` and the like.
+            use_cache: whether to make a cache if none is given, and return it.
+            **kwargs: options of the attention function and of transformers, such as `output_attentions`.
 
         Returns:
             `last_hidden_state` (B, L, E) and the `cache`.
 
         Raises:
-            ValueError: for a sequence longer than the positions, or ids outside the vocabulary. Ids on an accelerator
-                are not read, since that would wait for it.
+            ValueError: if a sequence is longer than the positions, or ids are outside the vocabulary. Ids on an
+                accelerator are not checked, since reading them would wait for it.
         """
         given = require_exactly_one(input_ids, inputs_embeds)
         length = given.shape[1]
@@ -143,24 +148,25 @@ class RegardDecoderForCausalLM(RegardDecoderPreTrainedModel, FastGenerationMixin
         """Scores the vocabulary after each token.
 
         Args:
-            input_ids: see `RegardDecoderModel.forward`, as for the four after it.
-            attention_mask: see there.
-            position_ids: see there.
-            cache: see there.
-            inputs_embeds: see there.
-            labels: (B, L), the same ids as the input, which are shifted here; -100 where there is nothing to predict.
-            use_cache: see there.
-            logits_to_keep: score only so many last positions, or those of these indices; 0: all.
-            num_items_in_batch: number of predicted tokens in the whole batch, where this is a part of it.
-            **kwargs: see there; and `shift_labels`, labels that are shifted already, instead of `labels`.
+            input_ids: token ids, (B, L); with a cache, those that are not in it.
+            attention_mask: 1 for tokens, 0 for padding, (B, L with those in the cache).
+            position_ids: positions, (B, L) or (1, L).
+            cache: keys and values of earlier tokens; those of this call are added.
+            inputs_embeds: token embeddings, (B, L, E), instead of `input_ids`.
+            labels: the same ids as the input, (B, L), which this method shifts; -100 for a token not to predict.
+            use_cache: whether to make a cache if none is given, and return it.
+            logits_to_keep: number of last positions to score, or indices of the positions; 0: all positions.
+            num_items_in_batch: number of predicted tokens in the whole batch, if this is a part of it.
+            **kwargs: options of `RegardDecoderModel.forward`, which describes the inputs in full; and `shift_labels`,
+                labels that are already shifted, instead of `labels`.
 
         Returns:
             `logits` (B, L, V), the `loss` if there are labels, and the `cache`.
 
         Raises:
-            ValueError: for labels outside the vocabulary, and see there.
+            ValueError: if labels are outside the vocabulary, and for the reasons of `RegardDecoderModel.forward`.
         """
-        # Not an argument by name: `Trainer` takes each of those with "label" in it for one that every batch has.
+        # Not a named argument, since `Trainer` expects each of those with "label" in its name in every batch.
         shift_labels: Any = kwargs.pop("shift_labels", None)
         outputs = self.decoder(
             input_ids,

@@ -1,35 +1,41 @@
-"""Losses that count what has a label, alone and over a gradient accumulation; checks of labels; shifting them."""
+"""Losses over a whole batch or a part of one, checks of labels, and shifting them.
+
+Dimension letters: B batch, L length, P positions, E width of the model, V vocabulary.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from .checks import is_readable
+from .cpu import readable_values, vocabulary_loss
 
 
 def check_labels(labels: Tensor, num_classes: int, name: str = "labels") -> None:
-    """Refuses class labels outside 0 to `num_classes` - 1; -100 marks what is not to be predicted.
+    """Checks that class labels are at least 0 and less than `num_classes`; -100 marks a position to ignore.
 
     Raises:
         ValueError: naming the argument, the label and what is allowed.
     """
-    if not is_readable(labels):
+    values = readable_values(labels)
+    if values is None:
         return
-    counted = labels[labels != -100]
+    counted = values[values != -100]
     if counted.numel() and not (int(counted.min()) >= 0 and int(counted.max()) < num_classes):
         wrong = int(counted.min()) if int(counted.min()) < 0 else int(counted.max())
-        raise ValueError(f"`{name}` holds {wrong}, but the labels are 0 to {num_classes - 1}, and -100 to ignore one")
+        raise ValueError(f"`{name}` contains {wrong}, but labels are 0 to {num_classes - 1}, or -100 to ignore one")
 
 
 def mean_loss(total: Tensor, count: Tensor | int, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-    """Divides a summed loss by what it was summed over.
+    """Divides a summed loss by the number of items.
 
     Args:
         total: the summed loss.
-        count: number of items in it; with none the loss is 0, with gradients of 0, not NaN.
+        count: number of items in it; for 0 the loss and its gradients are 0, not NaN.
         num_items_in_batch: number of items in the whole batch, over accumulation steps and processes, of which this
-            is a part; takes the place of `count`.
+            is a part; replaces `count`.
     """
     items = count if num_items_in_batch is None else num_items_in_batch
     return total / torch.as_tensor(items, device=total.device).clamp(min=1)
@@ -42,7 +48,9 @@ def cross_entropy(
     name: str = "labels",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Mean cross-entropy, in float32, of logits (..., classes) and labels (...), -100 ignored; see `mean_loss`.
+    """Mean cross-entropy, in float32, of logits (..., classes) and labels (...), where -100 is ignored.
+
+    It is divided as by `mean_loss`.
 
     Raises:
         ValueError: if a label is outside the classes.
@@ -54,35 +62,36 @@ def cross_entropy(
     return mean_loss(total, (labels != -100).sum(), num_items_in_batch)
 
 
-def causal_lm_loss(
-    logits: Tensor, labels: Tensor | None, num_items_in_batch: Tensor | int | None, shift_labels: Tensor | None
-) -> Tensor:
-    """Cross-entropy of each token's logits (B, L, V) with the next token of `labels` (B, L).
+def loss_without_scores(
+    hidden_states: Tensor,
+    layer: nn.Module,
+    labels: Tensor | None,
+    num_classes: int,
+    num_items_in_batch: Tensor | int | None = None,
+    transform: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor | None:
+    """Mean cross-entropy of an output layer's scores in training, which need not be in memory for it.
 
     Args:
-        logits: scores of the vocabulary.
-        labels: the ids of the text itself; not read if `shift_labels` is given.
-        num_items_in_batch: see `mean_loss`.
-        shift_labels: the ids to predict at each position, shifted already.
-    """
-    if shift_labels is None:
-        assert labels is not None
-        shift_labels = nn.functional.pad(labels, (0, 1), value=-100)[..., 1:]
-    return cross_entropy(logits, shift_labels, num_items_in_batch)
+        hidden_states: hidden states of the positions to predict, (P, E).
+        layer: the output layer, from E to V.
+        labels: (P,), -100 for a position to ignore.
+        num_classes: V.
+        num_items_in_batch: number of predicted positions in the whole batch, as for `mean_loss`.
+        transform: computes what the layer reads from the hidden states.
 
-
-def shift_right(labels: Tensor, start_id: int, pad_id: int | None) -> Tensor:
-    """A decoder's input for its labels (B, L): the start token in front, the last label off, padding for -100.
+    Returns:
+        None if the scores have to be computed: without labels, for all positions of a batch (B, L, E), or where
+        `vocabulary_loss` needs them.
 
     Raises:
-        ValueError: if labels are ignored, and there is no padding token to stand for them.
+        ValueError: if a label is outside the classes.
     """
-    shifted = nn.functional.pad(labels[:, :-1], (1, 0), value=start_id)
-    if pad_id is not None:
-        return shifted.masked_fill(shifted == -100, pad_id)
-    if is_readable(shifted) and bool((shifted == -100).any()):
-        raise ValueError("`labels` holds -100, which needs a `pad_token_id` in the configuration to stand for it")
-    return shifted
+    if labels is None or hidden_states.dim() != 2:
+        return None
+    check_labels(labels, num_classes)
+    total = vocabulary_loss(hidden_states, layer, labels, transform)
+    return None if total is None else mean_loss(total, (labels != -100).sum(), num_items_in_batch)
 
 
 def weighted_cross_entropy(
@@ -97,3 +106,35 @@ def weighted_cross_entropy(
     labels = labels.reshape(-1).to(logits.device)
     each = nn.functional.cross_entropy(logits.float(), labels, reduction="none")
     return mean_loss((each * weights.to(each.device)).sum(), total_weight)
+
+
+def causal_lm_loss(
+    logits: Tensor, labels: Tensor | None, num_items_in_batch: Tensor | int | None, shift_labels: Tensor | None
+) -> Tensor:
+    """Cross-entropy of each token's logits (B, L, V) with the next token of `labels` (B, L).
+
+    Args:
+        logits: scores of the vocabulary.
+        labels: the ids of the text itself; ignored if `shift_labels` is given.
+        num_items_in_batch: number of predicted tokens in the whole batch, as for `mean_loss`.
+        shift_labels: the ids to predict at each position, already shifted.
+    """
+    if shift_labels is None:
+        assert labels is not None
+        shift_labels = nn.functional.pad(labels, (0, 1), value=-100)[..., 1:]
+    return cross_entropy(logits, shift_labels, num_items_in_batch)
+
+
+def shift_right(labels: Tensor, start_id: int, pad_id: int | None) -> Tensor:
+    """A decoder's input for labels (B, L): the start token, then all labels but the last, with padding for -100.
+
+    Raises:
+        ValueError: if a label is -100 and there is no padding token to replace it.
+    """
+    shifted = nn.functional.pad(labels[:, :-1], (1, 0), value=start_id)
+    if pad_id is not None:
+        return shifted.masked_fill(shifted == -100, pad_id)
+    values = readable_values(shifted)
+    if values is not None and bool((values == -100).any()):
+        raise ValueError("`labels` contains -100, which needs a `pad_token_id` in the configuration to replace it")
+    return shifted

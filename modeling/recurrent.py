@@ -7,7 +7,7 @@ encoder's states (two directions), A width of the alignment, V vocabulary.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,30 +20,29 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 
 from ..configuration.recurrent import RegardRecurrentConfig
 from .attention import attend, make_alignment, normalize
-from .base import FastGenerationMixin, RegardPreTrainedModel
+from .base import CACHE, FastGenerationMixin, RegardPreTrainedModel, named_cache, takes_cache
 from .checks import check_ids, check_source, require_exactly_one
-from .compat import CACHE, named_cache, takes_cache
-from .cpu.linear import Dropout, Linear
-from .cpu.rnn import (
+from .cpu import (
     GRU,
     LSTM,
-    CellProducts,
+    Dropout,
     GRUCell,
+    Linear,
     LSTMCell,
-    Product,
-    cell_products,
-    shared_product,
-    shares_products,
+    ReadingOrder,
+    StepProducts,
+    reading_orders,
+    share_step_products,
 )
 from .seq2seq import ConditionalGeneration, EncoderDecoderModel
 
 
 class RecurrentCache(Cache):
-    """What a recurrent decoder keeps between steps: its state, and what it made of the source.
+    """The state of a recurrent decoder between steps.
 
     Attributes:
-        state: see `RecurrentDecoderStep`; None before the first step.
-        source: see `RecurrentDecoderStep`; None before the first step.
+        state: the `state` of `RecurrentDecoderStep`; None before the first step.
+        source: the `source` of `RecurrentDecoderStep`; None before the first step.
         steps: number of target tokens read.
     """
 
@@ -62,12 +61,12 @@ class RecurrentCache(Cache):
         return self.steps
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """No maximum: -1."""
+        """Returns -1, which means that there is no maximum."""
         return -1
 
     @property
     def is_compileable(self) -> bool:
-        """Whether a compiled decoding step can use it."""
+        """Returns False: a compiled decoding step cannot use this cache."""
         return False
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
@@ -75,7 +74,7 @@ class RecurrentCache(Cache):
             self.state, self.source = tuple(map(change, self.state)), change(self.source)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Takes the rows that beam search goes on with."""
+        """Keeps the rows that beam search continues."""
         self._map(lambda values: values.index_select(0, beam_idx.to(values.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -94,9 +93,9 @@ class RegardRecurrentPreTrainedModel(RegardPreTrainedModel):
     config: RegardRecurrentConfig
     base_model_prefix = "model"
     _no_split_modules = ["RecurrentEncoderLayer", "RecurrentDecoderStep"]
-    # A state can't be taken back to an earlier token, as assisted generation would have it.
+    # A state cannot be rolled back to an earlier token, which assisted generation needs.
     _is_stateful = True
-    # There is no kernel to choose from.
+    # There is only one attention implementation.
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = False
     tokens: nn.Embedding
 
@@ -129,42 +128,14 @@ class RecurrentEncoderLayer(GradientCheckpointingLayer):
         self.forward_rnn = kind(input_size, config.encoder_hidden_size)
         self.backward_rnn = kind(input_size, config.encoder_hidden_size)
 
-    def forward(self, inputs: Tensor, orders: tuple[Tensor, ...], sizes: list[int] | None) -> Tensor:
+    def forward(self, inputs: Tensor, orders: tuple[ReadingOrder, ReadingOrder]) -> Tensor:
         """Reads the inputs in both of `reading_orders`; places that are not read get zeros."""
-        rows, length = inputs.shape[:2]
-        tokens, directions = inputs.flatten(0, 1), []
-        for rnn, order in zip((self.forward_rnn, self.backward_rnn), orders, strict=True):
-            read = tokens.index_select(0, order)
-            states = rnn(read.unflatten(0, (length, rows))).flatten(0, 1) if sizes is None else rnn(read, sizes)
-            directions.append(states.new_zeros(rows * length, states.shape[1]).index_copy(0, order, states))
-        return torch.cat(directions, dim=-1).unflatten(0, (rows, length))  # (B, S, C)
-
-
-def reading_orders(mask: Tensor, is_packed: bool) -> tuple[tuple[Tensor, ...], list[int] | None]:
-    """In which order each direction reads the tokens: all rows' first ones, then their second ones, and so on.
-
-    Args:
-        mask: True for tokens, False for padding, (B, S).
-        is_packed: whether to leave the padding out; else it is read last, so that no token's state comes after it.
-
-    Returns:
-        The order from left to right and that from right to left, as places in the flattened mask; and, packed, the
-        number of rows in each step, the longest rows first.
-    """
-    rows, length = mask.shape
-    places = torch.arange(length, device=mask.device)
-    firsts = torch.arange(rows, device=mask.device).unsqueeze(1) * length
-    orders = [torch.where(mask, keys, length).argsort(dim=1) + firsts for keys in (places, -places)]  # two (B, S)
-    if not is_packed:
-        return tuple(order.t().flatten() for order in orders), None
-    lengths, longest_first = mask.sum(dim=1).sort(descending=True)
-    is_read = places[: int(lengths[0])].unsqueeze(1) < lengths  # (longest, B)
-    packed = tuple(order[longest_first].t()[: len(is_read)][is_read] for order in orders)
-    return packed, is_read.sum(dim=1).tolist()
+        rnns = (self.forward_rnn, self.backward_rnn)
+        return torch.cat([rnn(inputs, order) for rnn, order in zip(rnns, orders, strict=True)], dim=-1)  # (B, S, C)
 
 
 class RegardRecurrentEncoder(RegardRecurrentPreTrainedModel):
-    """Reads the source in both directions: states of every token, zero on padding."""
+    """Reads the source in both directions: computes states of every token, and zeros for padding."""
 
     main_input_name = "input_ids"
 
@@ -185,27 +156,27 @@ class RegardRecurrentEncoder(RegardRecurrentPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
-        """Encodes source ids or embeddings (B, S) under a mask (B, S), padding on either side: (B, S, C)."""
+        """Encodes source ids or embeddings (B, S) under a mask (B, S), padded on either side: (B, S, C)."""
         given = require_exactly_one(input_ids, inputs_embeds)
         check_ids("input_ids", input_ids, self.tokens.num_embeddings, "vocab_size")
         check_source(given.shape[1], attention_mask)
         embedded = self.dropout(self.tokens(input_ids) if inputs_embeds is None else inputs_embeds)
         mask = given.new_ones(given.shape[:2], dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-        orders, sizes = reading_orders(mask, is_packed=shares_products(self, embedded))
+        orders = reading_orders(mask, self, embedded)
         hidden_states = [embedded]
         for number, layer in enumerate(self.layers):
             inputs = self.dropout(hidden_states[-1]) if number else embedded
-            hidden_states.append(layer(inputs, orders, sizes).masked_fill(~mask.unsqueeze(-1), 0.0))
-        shown = tuple(hidden_states) if _asked(self, kwargs, "output_hidden_states") else None
+            hidden_states.append(layer(inputs, orders).masked_fill(~mask.unsqueeze(-1), 0.0))
+        shown = tuple(hidden_states) if _is_requested(self, kwargs, "output_hidden_states") else None
         return BaseModelOutput(last_hidden_state=hidden_states[-1], hidden_states=shown)
 
 
-def _asked(model: RegardPreTrainedModel, kwargs: Any, name: str) -> bool:
+def _is_requested(model: RegardPreTrainedModel, kwargs: Any, name: str) -> bool:
     return bool(kwargs.get(name, getattr(model.config, name)))
 
 
 def end_states(states: Tensor, mask: Tensor | None) -> Tensor:
-    """The source in one vector: the forward state of its last token, the backward state of its first: (B, C)."""
+    """The source in one vector, (B, C): the forward state of its last token and the backward state of its first."""
     forward, backward = states.chunk(2, dim=-1)
     if mask is None:
         return torch.cat([forward[:, -1], backward[:, 0]], dim=-1)
@@ -216,27 +187,16 @@ def end_states(states: Tensor, mask: Tensor | None) -> Tensor:
     return torch.cat([forward[rows, last], backward[rows, first]], dim=-1)
 
 
-class StepProducts(NamedTuple):
-    """What all steps of a decoder multiply by.
-
-    Attributes:
-        memory: for the weights of what is attended to.
-        cells: for each layer's input and state; None where each step makes its own product.
-    """
-
-    memory: Product
-    cells: list[CellProducts | None]
-
-
 class RecurrentDecoderStep(GradientCheckpointingLayer):
-    """One step of the decoder: its last state asks the source, and the answer goes into the next state.
+    """One step of the decoder: its last state is the query, and the context vector goes into the next state.
 
-    Between steps go the `state`, of each layer the hidden state (B, E), followed in an LSTM by each layer's cell; and
-    the `source` as the step needs it, the projected keys (B, S, A), or without an alignment the one vector (B, C).
+    The `state` that is passed between steps is the hidden state (B, E) of each layer, followed in an LSTM by each
+    layer's cell. The `source` is what a step needs of it: the projected keys (B, S, A), or without an alignment the
+    fixed context vector (B, C).
 
     Args:
-        config: gives the widths, the number of layers and the kinds of cell and alignment.
-        context_size: width of what is attended to.
+        config: configuration with the widths, the number of layers and the kinds of cell and alignment.
+        context_size: width of the states that are attended to.
     """
 
     def __init__(self, config: RegardRecurrentConfig, context_size: int) -> None:
@@ -253,13 +213,6 @@ class RecurrentDecoderStep(GradientCheckpointingLayer):
         """The first state, from each layer's hidden state (B, E)."""
         return (*hidden, *(torch.zeros_like(each) for each in hidden)) if self.is_lstm else hidden
 
-    def products(self, memory: Tensor) -> StepProducts | None:
-        """The products for all steps on a memory (B, S, C); None if each has to make its own."""
-        # A step that is computed again for its gradients gets what they are of as tensors.
-        if self.gradient_checkpointing or not shares_products(self, memory):
-            return None
-        return StepProducts(shared_product(memory), [cell_products(cell) for cell in self.cells])
-
     def forward(
         self,
         embedded: Tensor,
@@ -271,10 +224,10 @@ class RecurrentDecoderStep(GradientCheckpointingLayer):
     ) -> tuple[Tensor, ...]:
         """Reads a token (B, E), attending to a memory (B, S, C) under a mask (B, 1, S).
 
-        `products` are those of the method.
+        `products` are those of `share_step_products`; None if the step computes its own.
 
         Returns:
-            The context vector (B, C), the weights behind it (B, 1, S), None without an alignment, and the next state.
+            The context vector (B, C); its weights (B, 1, S), or None without an alignment; and the next state.
         """
         layers = len(self.cells)
         context, weights = source, None
@@ -297,13 +250,13 @@ class RecurrentDecoderStep(GradientCheckpointingLayer):
 
 
 class RegardRecurrentDecoder(RegardRecurrentPreTrainedModel):
-    """Writes the target step by step on what an encoder gave.
+    """Writes the target step by step from an encoder's states.
 
     Args:
-        config: see `RegardRecurrentConfig`.
-        context_size: width of what is attended to; that of the recurrent encoder's states if None.
-        summarize: the source in one vector (B, C), given what is attended to (B, S, C) and its mask (B, S): what the
-            first state is made of, and without an alignment the fixed context vector.
+        config: the configuration.
+        context_size: width of the states that are attended to; that of the recurrent encoder's states if None.
+        summarize: maps the states that are attended to (B, S, C) and their mask (B, S) to one vector (B, C). The first
+            state is computed from it, and without an alignment it is the fixed context vector.
     """
 
     def __init__(
@@ -343,10 +296,10 @@ class RegardRecurrentDecoder(RegardRecurrentPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Decodes target ids (B, T) on encoder states (B, S, C); see `EncoderDecoderModel.forward`.
+        """Decodes target ids (B, T) from encoder states (B, S, C), as for `EncoderDecoderModel.forward`.
 
-        The hidden states are the embeddings and each layer's; the last hidden state is what the output layer reads,
-        made of the last layer's, the context vector and the embedding.
+        `hidden_states` are the embeddings and the states of each layer. `last_hidden_state` is the output layer's
+        input, computed from the state of the last layer, the context vector and the embedding.
         """
         require_exactly_one(input_ids, inputs_embeds, "decoder_")
         check_ids("decoder_input_ids", input_ids, self.tokens.num_embeddings, "vocab_size")
@@ -362,11 +315,14 @@ class RegardRecurrentDecoder(RegardRecurrentPreTrainedModel):
         state, source = kept.state, kept.source
         assert state is not None
         seen = None if mask is None else mask.unsqueeze(1)  # (B, 1, S)
-        # What is wrapped around a step may have its weights in place only while it is called.
-        products = self.step.products(memory) if type(self.step) is RecurrentDecoderStep else None
+        products = None
+        # A wrapper around the step may have its weights in place only while it is called, and gradient checkpointing
+        # needs all that has gradients as tensors among the arguments.
+        if type(self.step) is RecurrentDecoderStep and not self.step.gradient_checkpointing:
+            products = share_step_products(self.step, self.step.cells, memory)
 
         contexts, weights, states = [], [], []
-        # Taken apart at once: a slice for each step would have a gradient as large as the whole for each step.
+        # Unbound once: a slice for each step would have a gradient as large as the whole tensor.
         for token in embedded.unbind(dim=1):
             context, attended, *state = self.step(token, memory, source, seen, products, *state)
             contexts.append(context)
@@ -375,11 +331,11 @@ class RegardRecurrentDecoder(RegardRecurrentPreTrainedModel):
         hidden = [torch.stack(layer, dim=1) for layer in zip(*states, strict=True)]  # each (B, T, E)
         read = torch.cat([hidden[-1], torch.stack(contexts, dim=1), embedded], dim=-1)
         kept.state, kept.steps = tuple(state), kept.steps + embedded.shape[1]
-        shown = self.step.alignment is not None and _asked(self, kwargs, "output_attentions")
+        shown = self.step.alignment is not None and _is_requested(self, kwargs, "output_attentions")
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=self.dropout(torch.tanh(self.readout(read))),
             **named_cache(kept if use_cache else None),
-            hidden_states=(embedded, *hidden) if _asked(self, kwargs, "output_hidden_states") else None,
+            hidden_states=(embedded, *hidden) if _is_requested(self, kwargs, "output_hidden_states") else None,
             cross_attentions=(torch.stack(weights, dim=2),) if shown else None,  # (B, 1, T, S)
         )
 

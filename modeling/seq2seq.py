@@ -1,4 +1,4 @@
-"""What the encoder-decoder families share: encode, decode on it, score the vocabulary.
+"""The base of the encoder-decoder families: encodes the source, decodes the target and scores the vocabulary.
 
 Dimension letters: B batch, S source length, T target length, E width of the model, V vocabulary.
 """
@@ -12,15 +12,12 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple
 
-from .base import RegardPreTrainedModel
-from .compat import CACHE, named_cache, takes_cache
-from .cpu.linear import is_unhooked
-from .cpu.vocabulary_loss import vocabulary_loss
-from .losses import check_labels, cross_entropy, mean_loss, shift_right
+from .base import CACHE, RegardPreTrainedModel, named_cache, takes_cache
+from .losses import cross_entropy, loss_without_scores, shift_right
 
 
 class SharedVocabulary(RegardPreTrainedModel):
-    """A model whose source and target have one vocabulary, which grows and shrinks for both, tied or not."""
+    """A model whose source and target share a vocabulary: resizing changes the embeddings of both, tied or not."""
 
     def _resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
         if not self.config.tie_word_embeddings:
@@ -29,17 +26,17 @@ class SharedVocabulary(RegardPreTrainedModel):
 
 
 class EncoderDecoderModel(SharedVocabulary):
-    """An `encoder` and a `decoder`, without the output layer: hidden states of every target token."""
+    """An `encoder` and a `decoder` without the output layer: computes hidden states of every target token."""
 
     encoder: RegardPreTrainedModel
     decoder: RegardPreTrainedModel
 
     def get_input_embeddings(self) -> nn.Module:
-        """The token embeddings of the encoder; with tied weights also the decoder's."""
+        """The token embeddings of the encoder, which are also the decoder's if weights are tied."""
         return self.encoder.get_input_embeddings()
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replaces the token embeddings of the encoder, and with tied weights the decoder's."""
+        """Replaces the token embeddings of the encoder, and of the decoder if weights are tied."""
         self.encoder.set_input_embeddings(value)
         if self.config.tie_word_embeddings:
             self.decoder.set_input_embeddings(value)
@@ -59,23 +56,23 @@ class EncoderDecoderModel(SharedVocabulary):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
-        """Encodes the source, and decodes the target on it.
+        """Encodes the source, and decodes the target from it.
 
         Args:
             input_ids: source ids, (B, S).
             attention_mask: 1 for source tokens, 0 for padding, (B, S). None: no padding.
             decoder_input_ids: target ids, (B, T), the start token first; with a cache, those that are not in it.
             decoder_attention_mask: 1 for target tokens, 0 for padding, (B, T with those in the cache).
-            encoder_outputs: what the encoder gave before, instead of the source.
-            cache: keys and values of earlier target tokens and of the source; this call's are added.
+            encoder_outputs: earlier outputs of the encoder, instead of the source.
+            cache: keys and values of earlier target tokens and of the source; those of this call are added.
             inputs_embeds: source token embeddings, (B, S, E), instead of `input_ids`.
             decoder_inputs_embeds: target token embeddings, (B, T, E), instead of `decoder_input_ids`.
-            use_cache: whether to make a cache if there is none, and return it.
-            **kwargs: what the attention function takes, and transformers' `output_attentions` and the like.
+            use_cache: whether to make a cache if none is given, and return it.
+            **kwargs: options of the attention function and of transformers, such as `output_attentions`.
 
         Raises:
-            ValueError: for an empty or fully padded source, a sequence longer than the positions, or ids outside the
-                vocabulary.
+            ValueError: if a source is empty or nothing but padding, if a sequence is longer than the positions, or if
+                ids are outside the vocabulary.
         """
         if encoder_outputs is None:
             encoded = self.encoder(input_ids, attention_mask, inputs_embeds=inputs_embeds, return_dict=True, **kwargs)
@@ -107,17 +104,17 @@ class EncoderDecoderModel(SharedVocabulary):
 
 
 class ConditionalGeneration(SharedVocabulary):
-    """A `model` of encoder and decoder with an output layer `lm_head`: each target token predicts the next."""
+    """A `model` with an output layer `lm_head`: predicts each target token from the source and the tokens before."""
 
     model: EncoderDecoderModel
     lm_head: nn.Linear
 
     def get_input_embeddings(self) -> nn.Module:
-        """See `EncoderDecoderModel.get_input_embeddings`."""
+        """The token embeddings of the encoder, which are also the decoder's if weights are tied."""
         return self.model.get_input_embeddings()
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """See `EncoderDecoderModel.set_input_embeddings`."""
+        """Replaces the token embeddings of the encoder, and of the decoder if weights are tied."""
         self.model.set_input_embeddings(value)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
@@ -145,30 +142,31 @@ class ConditionalGeneration(SharedVocabulary):
         """Scores the vocabulary after each target token.
 
         Args:
-            input_ids: see `EncoderDecoderModel.forward`, as for the seven after it.
-            attention_mask: see there.
-            decoder_input_ids: see there; made from `labels` if not given.
-            decoder_attention_mask: see there.
-            encoder_outputs: see there.
-            cache: see there.
-            inputs_embeds: see there.
-            decoder_inputs_embeds: see there.
-            labels: target ids, (B, T), the end token last and the start token not among them; -100 for padding.
-            use_cache: see there.
-            num_items_in_batch: number of target tokens in the whole batch, where this is a part of it.
-            predicted_only: score only the P positions that have a label; in training for the loss alone, which is the
-                same for less work and memory.
-            **kwargs: see there.
+            input_ids: source ids, (B, S).
+            attention_mask: 1 for source tokens, 0 for padding, (B, S).
+            decoder_input_ids: target ids, (B, T); None: made from `labels`.
+            decoder_attention_mask: 1 for target tokens, 0 for padding, (B, T with those in the cache).
+            encoder_outputs: earlier outputs of the encoder, instead of the source.
+            cache: keys and values of earlier target tokens and of the source; those of this call are added.
+            inputs_embeds: source token embeddings, (B, S, E), instead of `input_ids`.
+            decoder_inputs_embeds: target token embeddings, (B, T, E), instead of `decoder_input_ids`.
+            labels: target ids, (B, T), with the end token last and without the start token; -100 for padding.
+            use_cache: whether to make a cache if none is given, and return it.
+            num_items_in_batch: number of target tokens in the whole batch, if this is a part of it.
+            predicted_only: whether to score only the P positions that have a label, and in training to return only the
+                loss: it is the same, for less work and memory.
+            **kwargs: options of `EncoderDecoderModel.forward`, which describes the inputs in full.
 
         Returns:
-            `logits` (B, T, V), with `predicted_only` (P, V), in training None; the `loss` if there are labels; and
-            what `EncoderDecoderModel` returns.
+            `logits` (B, T, V), or with `predicted_only` (P, V), and None in training; the `loss` if there are labels;
+            and the other outputs of `EncoderDecoderModel`.
 
         Raises:
-            ValueError: for labels outside the vocabulary, for `predicted_only` without labels, and see there.
+            ValueError: if labels are outside the vocabulary, if `predicted_only` comes without labels, and for the
+                reasons of `EncoderDecoderModel.forward`.
         """
         if predicted_only and labels is None:
-            raise ValueError("`predicted_only` needs `labels`, which tell the positions to predict")
+            raise ValueError("`predicted_only` needs `labels`, which mark the positions to predict")
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         outputs = self.model(
@@ -205,12 +203,11 @@ class ConditionalGeneration(SharedVocabulary):
     def _score(
         self, hidden_states: Tensor, labels: Tensor | None, items: Tensor | int | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The scores of the vocabulary and, if there are labels, the loss; `forward` tells of chosen positions."""
-        head, smoothing = self.lm_head, self.config.label_smoothing
-        if self.training and hidden_states.dim() == 2 and is_unhooked(head) and not smoothing:
-            assert labels is not None
-            check_labels(labels, len(head.weight))
-            total = vocabulary_loss(hidden_states, head.weight, head.bias, labels)
-            return None, mean_loss(total, len(labels), items)
-        logits = head(hidden_states)
+        """The scores of the vocabulary, if they are needed, and the loss, if there are labels."""
+        smoothing = self.config.label_smoothing
+        if not smoothing:
+            loss = loss_without_scores(hidden_states, self.lm_head, labels, self.config.vocab_size, items)
+            if loss is not None:
+                return None, loss
+        logits = self.lm_head(hidden_states)
         return logits, None if labels is None else cross_entropy(logits, labels, items, label_smoothing=smoothing)

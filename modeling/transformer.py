@@ -19,13 +19,17 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..configuration.transformer import RegardTransformerConfig
 from .attention import MultiHeadAttention
-from .base import FastGenerationMixin, RegardPreTrainedModel, show_weights
+from .base import (
+    FastGenerationMixin,
+    RegardPreTrainedModel,
+    eager_for_output_attentions,
+    named_cache,
+    takes_cache,
+)
 from .block import TransformerBlock, TransformerStack
 from .checks import check_ids, check_length, check_positions, check_source, require_exactly_one
-from .compat import named_cache, takes_cache
-from .cpu.linear import Linear
-from .embeddings import TextEmbeddings
-from .positions import position_ids_for
+from .cpu import Linear
+from .positions import TextEmbeddings, position_ids_for
 from .seq2seq import ConditionalGeneration, EncoderDecoderModel
 
 
@@ -52,7 +56,7 @@ def _embeddings(config: RegardTransformerConfig) -> TextEmbeddings:
 
 
 class RegardTransformerEncoder(RegardTransformerPreTrainedModel):
-    """Reads the source, each token seeing all others: hidden states of every token."""
+    """Reads the source, where each token sees all others: computes hidden states of every token."""
 
     main_input_name = "input_ids"
     _can_record_outputs = {
@@ -68,7 +72,7 @@ class RegardTransformerEncoder(RegardTransformerPreTrainedModel):
 
     @merge_with_config_defaults
     @capture_outputs
-    @show_weights
+    @eager_for_output_attentions
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -76,7 +80,7 @@ class RegardTransformerEncoder(RegardTransformerPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
-        """Encodes source ids or embeddings (B, S) under a mask (B, S); see `EncoderDecoderModel.forward`."""
+        """Encodes source ids or embeddings (B, S) under a mask (B, S), as for `EncoderDecoderModel.forward`."""
         given = require_exactly_one(input_ids, inputs_embeds)
         length = given.shape[1]
         check_length(length, self.config.max_position_embeddings)
@@ -92,7 +96,7 @@ class RegardTransformerEncoder(RegardTransformerPreTrainedModel):
 
 
 class RegardTransformerDecoder(RegardTransformerPreTrainedModel):
-    """Writes the target: each token sees itself, earlier ones, and the whole source."""
+    """Writes the target, where each token sees itself, earlier ones, and the whole source."""
 
     _can_record_outputs = {
         "hidden_states": TransformerBlock,
@@ -110,7 +114,7 @@ class RegardTransformerDecoder(RegardTransformerPreTrainedModel):
 
     @merge_with_config_defaults
     @capture_outputs
-    @show_weights
+    @eager_for_output_attentions
     @takes_cache
     def forward(
         self,
@@ -123,7 +127,7 @@ class RegardTransformerDecoder(RegardTransformerPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Decodes target ids (B, T) on encoder states (B, S, E); see `EncoderDecoderModel.forward`."""
+        """Decodes target ids (B, T) from encoder states (B, S, E), as for `EncoderDecoderModel.forward`."""
         config = self.config
         given = require_exactly_one(input_ids, inputs_embeds, "decoder_")
         length = given.shape[1]

@@ -21,7 +21,7 @@ from transformers.core_model_loading import (
     WeightRenaming,
 )
 
-# Parts of a name on disk, and in memory. They are replaced from top to bottom: a longer one before a part of it.
+# Parts of a name on disk and in memory. They are replaced from top to bottom, so a longer part precedes a shorter one.
 _ENCODER = {
     "word_embeddings": "tokens",
     "position_embeddings": "positions",
@@ -45,7 +45,7 @@ _NEXT_SENTENCE_HEAD = {"cls.seq_relationship": "next_sentence_head"}
 class LoadOnlyRenaming(PrefixChange):
     """A renaming without a reverse, for names that are read but never written.
 
-    It is a `PrefixChange` since transformers leaves those out when it saves.
+    It derives from `PrefixChange`, which transformers ignores when it saves.
     """
 
     __slots__ = ()
@@ -57,8 +57,8 @@ class LoadOnlyRenaming(PrefixChange):
 class ReadPredictionBias(ConversionOps):
     """Picks the bias that stock BERT would use.
 
-    Stock BERT has it under two names. With tied embeddings both are `cls.predictions.bias`, and that alone is saved;
-    untied, `cls.predictions.decoder.bias` is used, and the other is saved but idle.
+    Stock BERT has two names for it. With tied embeddings both are the same tensor, and only `cls.predictions.bias` is
+    saved. Without, `cls.predictions.decoder.bias` is used, and the other one is saved but not used.
     """
 
     def convert(
@@ -68,18 +68,18 @@ class ReadPredictionBias(ConversionOps):
         target_patterns: list[str],
         **kwargs: Any,
     ) -> dict[str, list[Tensor]]:
-        """See `ConversionOps.convert`; the one or two tensors come in the order of their names."""
+        """Returns the bias in use; the one or two tensors are in the order of their names."""
         tensors = input_dict[source_patterns[0]]
         return {target_patterns[0]: tensors[:1] if kwargs["config"].tie_word_embeddings else tensors[-1:]}
 
     @property
     def reverse_op(self) -> ConversionOps:
-        """Writes what this reads."""
+        """The operation that writes what this one reads."""
         return WritePredictionBias()
 
 
 class WritePredictionBias(ConversionOps):
-    """Writes the bias under the name, or the two names, that stock BERT looks for."""
+    """Writes the bias under the one or two names that stock BERT reads."""
 
     def convert(
         self,
@@ -88,7 +88,7 @@ class WritePredictionBias(ConversionOps):
         target_patterns: list[str],
         **kwargs: Any,
     ) -> dict[str, list[Tensor]]:
-        """See `ConversionOps.convert`."""
+        """Returns the bias under each name that it is saved under."""
         bias = input_dict[source_patterns[0]][0]
         names = {"cls.predictions.bias": [bias]}
         if not kwargs["config"].tie_word_embeddings:
@@ -97,7 +97,7 @@ class WritePredictionBias(ConversionOps):
 
     @property
     def reverse_op(self) -> ConversionOps:
-        """Reads what this writes."""
+        """The operation that reads what this one writes."""
         return ReadPredictionBias()
 
 
@@ -111,16 +111,17 @@ def _renamings(names: dict[str, str]) -> list[WeightConverter | WeightRenaming]:
 
 
 def named_as_in_memory(state: Mapping[str, Tensor], is_tied: bool) -> dict[str, Tensor]:
-    """A state as it lies on disk, under the names and in the shapes that it has in memory.
+    """Converts a state from its names and shapes on disk to those in memory.
 
-    `from_pretrained` has its own way; this is for those who read a file and call `load_state_dict`, as `Trainer` does.
+    `from_pretrained` converts by itself; this function serves callers that read a file and call `load_state_dict`, as
+    `Trainer` does.
 
     Args:
-        state: a state of either kind; what has its name in memory already keeps it.
-        is_tied: whether the output layer shares the token embeddings, which tells the bias that counts.
+        state: a state with either kind of names; those in memory are kept.
+        is_tied: whether the output layer shares the token embeddings, which decides between two biases.
 
     Raises:
-        ValueError: if a query, key or value is there without the two others.
+        ValueError: if the state contains a query, key or value without the two others.
     """
     found: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -134,7 +135,7 @@ def named_as_in_memory(state: Mapping[str, Tensor], is_tied: bool) -> dict[str, 
     for query in [name for name in found if ".attention.self.query." in name]:
         names = [query.replace(".query.", f".{part}.") for part in ("query", "key", "value")]
         if not found.keys() >= set(names):
-            raise ValueError(f"`{query}` is there without its key and value: load all of the checkpoint at once")
+            raise ValueError(f"`{query}` comes without its key and value: load the whole checkpoint at once")
         parts = [found.pop(name) for name in names]
         found[query.replace("attention.self.query", "self_attention.query_key_value")] = torch.cat(parts)
     return found
@@ -164,5 +165,5 @@ def register_bert_weights() -> None:
         "RegardBertForNextSentencePrediction": next_sentence,
     }
     for name, mapping in mappings.items():
-        # Code published beside a checkpoint registers the same once more when this package is imported too.
+        # Code published beside a checkpoint registers the same mapping again if this package is imported too.
         register_checkpoint_conversion_mapping(name, mapping, overwrite=True)

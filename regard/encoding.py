@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from .modeling.bert import RegardBertModel, RegardBertPreTrainedModel
-from .modeling.cpu.linear import fast_inference
-from .modeling.packing import SequenceBounds, sequence_bounds
+from .modeling.cpu import SequenceBounds, fast_inference
+from .modeling.packing import sequence_bounds
 
 POOLINGS = ("mean", "first", "pooler")
 

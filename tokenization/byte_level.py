@@ -1,4 +1,4 @@
-"""Byte-level BPE tokenizers: whatever a text holds, it has tokens, and they give it back exactly."""
+"""Byte-level BPE tokenizers: every text has tokens, and they decode to exactly that text."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ def train_byte_level(
     min_frequency: int = 2,
     model_max_length: int = 1024,
 ) -> PreTrainedTokenizerFast:
-    """Trains a byte-level BPE vocabulary and returns a stock tokenizer that holds it.
+    """Trains a byte-level BPE vocabulary and returns a stock tokenizer with it.
 
-    `<s>` is put before a text and nothing behind it, so that a text is a prompt to go on with. The ids are `<pad>` 0,
+    `<s>` is put before a text and nothing after it, so that a text is a prompt to continue. The ids are `<pad>` 0,
     `<s>` 1, `</s>` 2, `<unk>` 3, then the 256 bytes, then longer tokens in the order learned. Nothing is ever unknown:
-    `<unk>` is there for tools that ask for one. The same texts give the same vocabulary in every process.
+    `<unk>` exists for tools that require one. The same texts give the same vocabulary in every process.
 
-    Decoding gives a text back exactly. As ever, the name of a special token in a text is read as that token, unless
-    the tokenizer is called with `split_special_tokens=True` (a backend by itself: `encode_special_tokens`).
+    Decoding returns a text exactly. As usual, the name of a special token in a text is read as that token, unless the
+    tokenizer is called with `split_special_tokens=True` (in a backend by itself: `encode_special_tokens`).
 
     Byte-pair encoding: Sennrich et al. (2016), https://arxiv.org/abs/1508.07909. Over bytes, with the same rule for
-    where words part: Radford et al. (2019), "Language models are unsupervised multitask learners" (GPT-2).
+    splitting words: Radford et al. (2019), "Language models are unsupervised multitask learners" (GPT-2).
 
     Args:
         texts: the corpus; read once.
-        vocab_size: the most tokens to have, special tokens included; that a corpus yields fewer is logged.
-        min_frequency: how often two tokens must meet to be merged into one.
+        vocab_size: the largest number of tokens, special tokens included; if a corpus yields fewer, that is logged.
+        min_frequency: how often two tokens must be neighbors to be merged into one.
         model_max_length: the model's longest sequence, in tokens; saved with the tokenizer.
 
     Raises:
         TypeError: if `texts` is one string.
-        ValueError: if `texts` holds no text, or if a setting is out of range.
+        ValueError: if `texts` contains no text, or if a setting is out of range.
     """
     check_settings(min_frequency, model_max_length)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -61,9 +61,9 @@ def train_byte_level(
         show_progress=False,
     )
     train_backend(backend, trainer, texts)
-    found = backend.get_vocab_size()
-    if found < vocab_size:
+    learned = backend.get_vocab_size()
+    if learned < vocab_size:
         logger.warning(
-            "The texts yield %d tokens of the %d asked for (`min_frequency` %d).", found, vocab_size, min_frequency
+            "The texts yield %d tokens instead of %d (`min_frequency` %d).", learned, vocab_size, min_frequency
         )
     return wrap_backend(backend, f"{BOS} $A", model_max_length)

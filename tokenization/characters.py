@@ -14,14 +14,14 @@ from .generative import UNK, train_word_level
 def train_characters(
     texts: Iterable[str], *, min_frequency: int = 1, model_max_length: int = 512
 ) -> PreTrainedTokenizerFast:
-    """Gives every character of a corpus an id and returns a stock tokenizer that holds them.
+    """Gives every character of a corpus an id and returns a stock tokenizer with them.
 
-    A character is one Unicode code point; white space counts, and nothing is normalised. `</s>` is put behind a text.
+    A character is one Unicode code point; white space counts, and nothing is normalized. `</s>` is put after a text.
     The ids are `<pad>` 0, `<s>` 1, `</s>` 2, `<unk>` 3, then the characters, the most frequent first, equally frequent
-    ones by their code points. A character not seen often enough is `<unk>`.
+    ones by their code points. A character that is not frequent enough is `<unk>`.
 
-    Decoding gives a text of known characters back exactly. As ever, the name of a special token in a text is read as
-    that token, unless the tokenizer is called with `split_special_tokens=True` (a backend by itself:
+    Decoding returns a text of known characters exactly. As usual, the name of a special token in a text is read as
+    that token, unless the tokenizer is called with `split_special_tokens=True` (in a backend by itself:
     `encode_special_tokens`).
 
     Args:
@@ -34,7 +34,7 @@ def train_characters(
         ValueError: if no character occurs often enough, or if a setting is out of range.
     """
     backend = Tokenizer(WordLevel(unk_token=UNK))
-    # Not a dot: that leaves out line breaks.
+    # Not a dot, which does not match line breaks.
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
     return train_word_level(

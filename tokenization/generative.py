@@ -1,4 +1,4 @@
-"""What the tokenizers of generating models share: special tokens, the stock class around them, how they are saved."""
+"""Special tokens, training, stock classes and saving for the tokenizers of generating models."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import Trainer, WordLevelTrainer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-# Their ids are their places here. Each holds both letters and punctuation, which all of these tokenizers part before
-# they learn anything, so no text can teach one a token of the same name.
+# The ids are the places here. Each name has letters and punctuation, which all of these tokenizers separate before
+# learning, so none of them learns a token of the same name from a text.
 PAD, BOS, EOS, UNK = SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 
 
@@ -21,7 +21,7 @@ def train_backend(backend: Tokenizer, trainer: Trainer, texts: Iterable[str]) ->
 
     Raises:
         TypeError: if `texts` is one string.
-        ValueError: if `texts` holds nothing but empty strings.
+        ValueError: if `texts` contains only empty strings.
     """
     if isinstance(texts, str):
         raise TypeError("`texts` must be an iterable of strings, not one string")
@@ -29,7 +29,7 @@ def train_backend(backend: Tokenizer, trainer: Trainer, texts: Iterable[str]) ->
 
 
 def _check_texts(texts: Iterable[str]) -> Iterator[str]:
-    """Passes texts on; once they are read, it is an error if all were empty."""
+    """Yields the texts, and after the last one raises an error if all were empty."""
     characters = 0
     for text in texts:
         characters += len(text)
@@ -39,10 +39,10 @@ def _check_texts(texts: Iterable[str]) -> Iterator[str]:
 
 
 def check_settings(min_frequency: int, model_max_length: int) -> None:
-    """Checks the settings that all of these tokenizers have.
+    """Checks the settings that all of these tokenizers share.
 
     Raises:
-        ValueError: if one is out of range.
+        ValueError: if a setting is out of range.
     """
     if min_frequency < 1:
         raise ValueError(f"`min_frequency` ({min_frequency}) must be at least 1")
@@ -53,22 +53,22 @@ def check_settings(min_frequency: int, model_max_length: int) -> None:
 def train_word_level(
     backend: Tokenizer, texts: Iterable[str], kind: str, *, min_frequency: int, model_max_length: int
 ) -> PreTrainedTokenizerFast:
-    """Gives an id to whatever a backend parts texts into, the most frequent first, and puts `</s>` behind a text.
+    """Gives an id to each part of the texts, the most frequent first, and puts `</s>` after a text.
 
     Args:
-        backend: parts texts, and has a `WordLevel` model.
+        backend: backend that splits texts, with a `WordLevel` model.
         texts: the corpus; read once.
-        kind: what the parts are called.
-        min_frequency: how often one must occur to get an id.
+        kind: name of the parts in errors, such as "words".
+        min_frequency: how often a part must occur to get an id.
         model_max_length: the model's longest sequence, in tokens.
 
     Raises:
         TypeError: if `texts` is one string.
-        ValueError: if nothing occurs often enough, or if a setting is out of range.
+        ValueError: if no part occurs often enough, or if a setting is out of range.
     """
     check_settings(min_frequency, model_max_length)
     trainer = WordLevelTrainer(
-        vocab_size=2**32,  # no limit: without one the trainer stops at 30,000
+        vocab_size=2**32,  # no limit: the trainer's default is 30,000
         min_frequency=min_frequency,
         special_tokens=list(SPECIAL_TOKENS),
         show_progress=False,
@@ -83,8 +83,8 @@ def wrap_backend(backend: Tokenizer, template: str, model_max_length: int) -> Pr
     """Makes a stock tokenizer of a trained backend.
 
     Args:
-        backend: the backend, whose ids begin with `SPECIAL_TOKENS`.
-        template: what a text becomes, written as in `TemplateProcessing`: "<s> $A", say.
+        backend: the backend, whose first ids are those of `SPECIAL_TOKENS`.
+        template: a text with its special tokens, written as for `TemplateProcessing`, such as "<s> $A".
         model_max_length: the model's longest sequence, in tokens.
     """
     backend.post_processor = TemplateProcessing(
@@ -100,7 +100,7 @@ def wrap_backend(backend: Tokenizer, template: str, model_max_length: int) -> Pr
         unk_token=UNK,
         model_max_length=model_max_length,
         padding_side="right",
-        # Else decoding would take the spaces away that stand before punctuation.
+        # Otherwise decoding would remove spaces before punctuation.
         clean_up_tokenization_spaces=False,
         # The models that generate have no segments.
         model_input_names=["input_ids", "attention_mask"],
@@ -108,15 +108,15 @@ def wrap_backend(backend: Tokenizer, template: str, model_max_length: int) -> Pr
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> None:
-    """Saves a tokenizer, as `save_pretrained` does, under a class name that is public in every transformers.
+    """Saves a tokenizer as `save_pretrained` does, under a class name that every version of transformers knows.
 
     transformers 5 has renamed the class `PreTrainedTokenizerFast` to `TokenizersBackend`, writes the new name into
-    `tokenizer_config.json`, and reads both; earlier versions, and tools that read the file, know the old one alone.
+    `tokenizer_config.json`, and reads both. Earlier versions, and tools that read the file, know only the old one.
     Classes of another name keep theirs.
 
     Args:
         tokenizer: any tokenizer.
-        folder: where to save it; made if it is not there.
+        folder: folder to save it in, created if it does not exist.
     """
     tokenizer.save_pretrained(folder)
     path = Path(folder) / "tokenizer_config.json"

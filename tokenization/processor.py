@@ -1,4 +1,4 @@
-"""The captioner's processor: images of any kind to pixel values, captions to ids."""
+"""The captioner's processor, which turns images of any kind into pixel values and captions into ids."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ WHITE = (255, 255, 255, 255)
 
 
 def open_image(source: ImageSource) -> Image.Image:
-    """Reads an image, turned the way that its EXIF data says.
+    """Reads an image, rotated as its EXIF data says.
 
     Raises:
-        ValueError: if it cannot be read, naming the file where there is one.
-        FileNotFoundError: if there is no such file.
-        TypeError: if it is nothing that an image can be read from.
+        ValueError: if the image cannot be read, naming its file if it has one.
+        FileNotFoundError: if the file does not exist.
+        TypeError: if `source` is not an `ImageSource`.
     """
     if not isinstance(source, ImageSource):
         raise TypeError(f"an image must be a PIL image, an array or a path, not {type(source).__name__}")
@@ -36,41 +36,43 @@ def open_image(source: ImageSource) -> Image.Image:
         return ImageOps.exif_transpose(image)
     except FileNotFoundError:
         raise
-    # Pillow's decoders raise these for what they cannot read, and the last for an image that is suspiciously large.
+    # Pillow's decoders raise these for an image that they cannot read, the last for one that is suspiciously large.
     except (OSError, SyntaxError, ValueError, TypeError, Image.DecompressionBombError) as error:
         raise ValueError(f"the image {name} cannot be read: {error}") from error
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """An image in RGB, of 8 bits each.
+    """Converts an image to RGB with 8 bits per channel.
 
-    What is transparent is laid onto white. Grey of 16 bits is scaled to 8, and so are the pixels of 32 bits that it is
-    sometimes read as. Floating-point pixels go from 0 to 1, or if there are larger ones to 255.
+    Transparent pixels are put on white. Gray pixels of 16 bits, which Pillow sometimes reads as 32 bits, are scaled to
+    8 bits. The range of floating-point pixels is 0 to 1, or 0 to 255 if any is larger than 1.
 
     Raises:
-        ValueError: if pixels are outside that range, or of a kind that has no RGB.
+        ValueError: if pixels are outside that range, or the image's mode cannot be converted to RGB.
     """
     if image.mode.startswith(("I", "F")):
         pixels = np.asarray(image, dtype=np.float64)
         whole = image.mode.startswith("I")
         highest = 65535.0 if whole else 1.0 if pixels.max(initial=0) <= 1 else 255.0
-        # Not a number is neither.
+        # Written so that NaN fails the check too.
         if not ((pixels >= 0) & (pixels <= highest)).all():
             allowed = "0 to 65535" if whole else "0 to 1, or 0 to 255"
             raise ValueError(f"an image of the mode {image.mode} has pixels outside of {allowed}")
         image = Image.fromarray((pixels * (255 / highest)).round().astype(np.uint8))
     if image.has_transparency_data:
-        # Not all of these modes have a way to RGBA of their own.
+        # Pillow does not convert all of these modes to RGBA directly.
         image = image.convert({"PA": "RGBA", "La": "LA", "RGBa": "RGBA"}.get(image.mode, image.mode)).convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, WHITE), image)
     return image.convert("RGB")
 
 
 def read_rgb(source: ImageSource) -> Image.Image:
-    """Reads an image, turned the way that its EXIF data says, in RGB; see `open_image` and `to_rgb`.
+    """Reads an image, rotated as its EXIF data says, and converts it with `to_rgb`.
 
     Raises:
-        ValueError: if it cannot be read, or has no RGB, naming the file where there is one.
+        ValueError: if the image cannot be read or converted, naming its file if it has one.
+        FileNotFoundError: if the file does not exist.
+        TypeError: if `source` is not an `ImageSource`.
     """
     image = open_image(source)
     try:
@@ -88,8 +90,11 @@ class RegardCaptionerProcessor(ProcessorMixin):
     """An image processor and a tokenizer in one, saved beside the model; `AutoProcessor` loads it.
 
     Args:
-        image_processor: scales and normalises RGB images.
-        tokenizer: has a beginning and an end token; whatever else it puts around a text is left out.
+        image_processor: an image processor that scales and normalizes RGB images.
+        tokenizer: a tokenizer with a beginning and an end token; other special tokens that it adds are left out.
+
+    Raises:
+        ValueError: if the tokenizer has no beginning or no end token.
     """
 
     def __init__(self, image_processor: Any = None, tokenizer: Any = None) -> None:
@@ -97,12 +102,12 @@ class RegardCaptionerProcessor(ProcessorMixin):
         for name in ("bos_token", "eos_token"):
             if getattr(tokenizer, name) is None:
                 raise ValueError(
-                    f"`tokenizer` must have a `{name}`: captions begin with `bos_token`, end with `eos_token`"
+                    f"`tokenizer` must have a `{name}`: captions begin with `bos_token` and end with `eos_token`"
                 )
 
     @property
     def model_input_names(self) -> list[str]:
-        """What `generate` takes."""
+        """The names of the inputs of `generate`."""
         return ["pixel_values", "decoder_input_ids"]
 
     def __call__(
@@ -115,20 +120,24 @@ class RegardCaptionerProcessor(ProcessorMixin):
         return_tensors: str | None = None,
         **kwargs: Any,
     ) -> BatchFeature:
-        """Prepares images and texts, to train on or to generate from; one is a batch of one.
+        """Prepares images and texts for training or generation; a single image or text is a batch of one.
 
         Args:
-            images: images, arrays or paths of image files: `pixel_values`, (B, 3, height, width).
-            text: how the captions begin, for `generate` to continue: `decoder_input_ids`, the beginning token and the
-                text's. From an empty text `generate` writes the whole caption.
-            labels: whole captions to train on: `labels`, their tokens and the end token.
-            max_length: the most tokens of a label, the end token included; longer captions are cut. None: no limit.
+            images: images, arrays or paths of image files; returned as `pixel_values`, (B, 3, height, width).
+            text: beginnings of captions for `generate` to continue; returned as `decoder_input_ids`, the beginning
+                token followed by the text's tokens. From an empty text `generate` writes the whole caption.
+            labels: whole captions to train on; returned as `labels`, their tokens followed by the end token.
+            max_length: the largest number of tokens in a label, the end token included; longer captions are cut. None:
+                no limit.
             return_tensors: "pt" for tensors, in which -100 pads labels; None for lists, which keep their lengths.
-            **kwargs: what the image processor takes.
+            **kwargs: options of the image processor.
+
+        Returns:
+            A batch with those of the three that have an input.
 
         Raises:
-            ValueError: if an image cannot be read; if a caption has no token but unknown ones; or if the texts of a
-                batch differ in their number of tokens.
+            ValueError: if an image cannot be read, if all tokens of a caption are unknown, or if the texts of a batch
+                differ in their number of tokens.
         """
         if images is None and text is None and labels is None:
             raise ValueError("give `images`, `text` or `labels`")
@@ -154,7 +163,7 @@ class RegardCaptionerProcessor(ProcessorMixin):
         rows = [[self.tokenizer.bos_token_id, *(self._ids(text) if text else [])] for text in texts]
         lengths = [len(row) - 1 for row in rows]
         if len(set(lengths)) > 1:
-            # Padding would stand between a beginning and what continues it.
+            # Padding would separate a beginning from its continuation.
             raise ValueError(
                 f"the texts of a batch must have equally many tokens, not {lengths}: give them one by one"
             )
@@ -178,14 +187,17 @@ def make_captioner_processor(
     std: Sequence[float] = IMAGENET_STANDARD_STD,
     resample: Image.Resampling = Image.Resampling.BICUBIC,
 ) -> RegardCaptionerProcessor:
-    """Builds a captioner's processor around a stock image processor, which needs Pillow alone.
+    """Builds a captioner's processor with a stock image processor, which needs no library but Pillow.
 
     Args:
-        tokenizer: see `RegardCaptionerProcessor`.
-        image_size: height and width that every image is scaled to, one number if they are equal.
-        mean: of each channel, subtracted from pixels of 0 to 1.
-        std: of each channel, which the difference is divided by.
-        resample: how images are scaled.
+        tokenizer: a tokenizer with a beginning and an end token.
+        image_size: height and width that every image is scaled to, or one number for both.
+        mean: mean of each channel, which is subtracted from pixels between 0 and 1.
+        std: standard deviation of each channel, by which the difference is divided.
+        resample: Pillow's filter for scaling.
+
+    Raises:
+        ValueError: if the tokenizer has no beginning or no end token.
     """
     height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
     image_processor = ViTImageProcessorPil(

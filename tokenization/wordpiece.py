@@ -1,4 +1,4 @@
-"""WordPiece tokenizers: a vocabulary trained on a corpus, held by transformers' own `BertTokenizer`."""
+"""WordPiece tokenizers: transformers' own `BertTokenizer` with a vocabulary trained on a corpus."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
-# The share of a text's characters that a vocabulary must spell, whatever else has to give way.
+# The share of a text's characters that a vocabulary must be able to spell, before all other aims.
 _LEAST_COVERAGE = 0.99
 
 
@@ -32,34 +32,34 @@ def train_wordpiece(
     character_coverage: float = 0.99999,
     model_max_length: int = 512,
 ) -> BertTokenizer:
-    """Trains a WordPiece vocabulary and returns a stock `BertTokenizer` that holds it.
+    """Trains a WordPiece vocabulary and returns a stock `BertTokenizer` with it.
 
-    Once saved, the tokenizer is loaded by `AutoTokenizer` with no code of ours. The ids are `[PAD]` 0,
+    `AutoTokenizer` loads the saved tokenizer without this package. The ids are `[PAD]` 0,
     `[UNK]` 1, `[CLS]` 2, `[SEP]` 3, `[MASK]` 4, then the characters, the most frequent first, then longer
     pieces in the order learned. The same texts give the same vocabulary in every process.
 
     Characters are kept, the most frequent first, until they cover `character_coverage` of the text. Once 99%
     is covered they may take no more than half of the vocabulary, so that rare ones do not crowd out the
-    words; what the longer pieces leave free goes to the characters that come next. A kept character can both
-    start and continue a word, so a word is unknown only if it holds a character that was not kept, or is
+    words; places that longer pieces leave free go to the next characters. A kept character can both
+    start and continue a word, so a word is unknown only if it contains a character that was not kept, or is
     longer than 100 characters.
 
     The WordPiece model: Schuster and Nakajima (2012), "Japanese and Korean voice search". Its use in BERT:
-    Devlin et al. (2019), https://arxiv.org/abs/1810.04805. As ever in the `tokenizers` library, the pair of
+    Devlin et al. (2019), https://arxiv.org/abs/1810.04805. As always in the `tokenizers` library, the pair of
     pieces merged next is the most frequent one, not the one that raises the likelihood most.
 
     Args:
         texts: the corpus; read once, in batches.
-        vocab_size: the most pieces to have, special tokens included; that a corpus yields fewer is logged.
+        vocab_size: the largest number of pieces, special tokens included; if a corpus yields fewer, that is logged.
         lowercase: whether texts are lower-cased.
-        strip_accents: whether accents are removed; stock BERT ties this to `lowercase`, we do not.
-        min_frequency: how often two pieces must meet to be merged into one.
+        strip_accents: whether accents are removed; stock BERT does so if it lower-cases.
+        min_frequency: how often two pieces must be neighbors to be merged into one.
         character_coverage: the share of the text's characters to keep, above 0 and at most 1.
         model_max_length: the model's longest sequence, in tokens; saved with the tokenizer.
 
     Raises:
         TypeError: if `texts` is one string.
-        ValueError: if `texts` holds no words, if `vocab_size` is too small for its characters, or if a
+        ValueError: if `texts` contains no words, if `vocab_size` is too small for its characters, or if a
             setting is out of range.
     """
     if not 0 < character_coverage <= 1:
@@ -67,7 +67,7 @@ def train_wordpiece(
     if min_frequency < 1:
         raise ValueError(f"`min_frequency` ({min_frequency}) must be at least 1")
 
-    # An untrained tokenizer of the class that is returned, so that training splits text as use will.
+    # An untrained tokenizer of the returned class, so that training splits text as the trained one does.
     backend = BertTokenizer(do_lower_case=lowercase, strip_accents=strip_accents).backend_tokenizer
     words = _count_words(backend, texts)
     if not words:
@@ -82,7 +82,7 @@ def train_wordpiece(
     else:
         if len(vocabulary) < vocab_size:
             logger.warning(
-                "The texts yield %d word pieces of the %d asked for (`min_frequency` %d).",
+                "The texts yield %d word pieces instead of %d (`min_frequency` %d).",
                 len(vocabulary),
                 vocab_size,
                 min_frequency,
@@ -96,7 +96,7 @@ def train_wordpiece(
 
 
 def _batches(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
-    """Groups texts into lists of about so many characters, however long each text is."""
+    """Groups texts into lists of about `characters` characters each."""
     if isinstance(texts, str):
         raise TypeError("`texts` must be an iterable of strings, not one string")
     batch, size = [], 0
@@ -113,11 +113,11 @@ def _batches(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
 def _count_words(backend: Tokenizer, texts: Iterable[str]) -> Counter[str]:
     """Counts the words of the texts as `backend` splits them, leaving out those too long for its model.
 
-    Those become `[UNK]` whatever the vocabulary is, and the trainer takes time quadratic in a word's length.
+    Such words become `[UNK]` with any vocabulary, and the trainer's time is quadratic in a word's length.
     """
     words: Counter[str] = Counter()
     for batch in _batches(texts, 10_000_000):
-        # Splitting is slow, and runs of text between spaces repeat: each is split once.
+        # Splitting is slow, and runs of text between spaces repeat, so each is split once.
         runs: Counter[str] = Counter()
         for text in batch:
             runs.update(backend.normalizer.normalize_str(text).split())
@@ -131,7 +131,7 @@ def _count_words(backend: Tokenizer, texts: Iterable[str]) -> Counter[str]:
 def _choose_alphabet(
     backend: Tokenizer, words: Counter[str], vocab_size: int, coverage: float
 ) -> tuple[list[str], list[list[str]]]:
-    """The pieces of the characters to keep, and those of each character left out; see `train_wordpiece`."""
+    """The pieces of the characters that `train_wordpiece` keeps, and those of each character that it leaves out."""
     characters: Counter[str] = Counter()
     for word, count in words.items():
         for character in word:
@@ -160,7 +160,7 @@ def _choose_alphabet(
 
 
 def _character_pieces(backend: Tokenizer, character: str) -> list[str]:
-    """The pieces that spell a character wherever it stands, typed as one code point or decomposed (NFD)."""
+    """The pieces that spell a character at any place in a word, as one code point or decomposed (NFD)."""
     pieces = []
     for point in dict.fromkeys(character + unicodedata.normalize("NFD", character)):
         pieces.append(point)
@@ -173,9 +173,9 @@ def _character_pieces(backend: Tokenizer, character: str) -> list[str]:
 def _learn_pieces(words: Counter[str], alphabet: list[str], vocab_size: int, min_frequency: int) -> list[str]:
     """The special tokens, the alphabet, and the pieces merged from it, in the order of their ids.
 
-    The trainer breaks ties between equally frequent pairs by the ids of their pieces, but hands out the ids
-    of continuing characters in the order of a hash table that is seeded anew each time. Special tokens get
-    theirs in the order given, so the whole alphabet is passed among them.
+    The trainer breaks ties between equally frequent pairs by the ids of their pieces, but assigns the ids of
+    continuing characters in the order of a hash table with a new seed each time. Special tokens get their ids
+    in the given order, so the whole alphabet is passed among them.
     """
     trainer = WordPieceTrainer(
         vocab_size=vocab_size,
@@ -185,7 +185,7 @@ def _learn_pieces(words: Counter[str], alphabet: list[str], vocab_size: int, min
     )
     tokenizer = Tokenizer(WordPiece())
     tokenizer.pre_tokenizer = WhitespaceSplit()
-    # The trainer would close the gap that an unknown character leaves, and learn a piece that is not there.
+    # The trainer would close the gap that an unknown character leaves, and learn a piece that does not occur.
     known = set(alphabet)
     spellable = {word: count for word, count in words.items() if known.issuperset(word)}
     tokenizer.train_from_iterator(_repeat(spellable), trainer)
@@ -194,20 +194,20 @@ def _learn_pieces(words: Counter[str], alphabet: list[str], vocab_size: int, min
 
 
 def _repeat(words: dict[str, int]) -> Iterator[str]:
-    """Writes each word as often as it was counted: the trainer takes only text, and counts it itself."""
+    """Yields each word as often as it was counted, since the trainer counts the words of a text itself."""
     for word, count in words.items():
-        for start in range(0, count, 1000):  # in short lines, for the sake of memory
+        for start in range(0, count, 1000):  # in short lines, to save memory
             yield f"{word} " * min(1000, count - start)
 
 
 @dataclass(frozen=True)
 class UnknownReport:
-    """How much of a corpus a tokenizer does not know.
+    """The share of a corpus that a tokenizer does not know.
 
     Args:
         tokens: number of tokens, without those that a tokenizer adds around a text.
-        unknown: number of them that are the unknown token.
-        examples: the most frequent words that became unknown, as they stand in the text, with their counts.
+        unknown: number of unknown tokens among them.
+        examples: the most frequent words that became unknown, as written in the text, with their counts.
     """
 
     tokens: int
@@ -223,12 +223,12 @@ class UnknownReport:
 def unknown_report(
     tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], *, max_examples: int = 20
 ) -> UnknownReport:
-    """Counts the tokens of a corpus, and those among them that are unknown.
+    """Counts the tokens of a corpus, and the unknown ones among them.
 
     Args:
-        tokenizer: any tokenizer with a `tokenizers` backend; it is left as it is.
+        tokenizer: any tokenizer with a `tokenizers` backend; it is not changed.
         texts: the corpus; read once, a batch at a time.
-        max_examples: the most words to give as examples; long ones are cut to 100 characters.
+        max_examples: the largest number of examples; long words are cut to 100 characters.
 
     Raises:
         TypeError: if `texts` is one string.
@@ -252,7 +252,7 @@ def unknown_report(
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
-    """Checks that a model has an embedding for every id of a tokenizer; it may well have more.
+    """Checks that a model has an embedding for every id of a tokenizer; it may have more.
 
     Args:
         tokenizer: the tokenizer, with any tokens added to it.

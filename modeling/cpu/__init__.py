@@ -1,1 +1,39 @@
-"""Hand-written CPU kernels, and every private name of torch that they use."""
+"""The layers and functions that have kernels of their own for CPUs, and choose among kernels by themselves.
+
+Models import from here. They ask no question about devices, hooks or compilation: each function decides by itself, and
+falls back on PyTorch's own operators.
+"""
+
+from .additive import additive_scores
+from .attention import SequenceBounds, attend_packed, attention_kernel
+from .conditions import readable_values
+from .dropout import Dropout, apply_dropout
+from .linear import Linear, activated_linear, fast_inference
+from .padding import pad_to_multiple, without_row_padding
+from .rnn import GRU, LSTM, GRUCell, LSTMCell, ReadingOrder, StepProducts, reading_orders, share_step_products
+from .vocabulary import pad_positions, vocabulary_loss
+
+__all__ = [
+    "GRU",
+    "LSTM",
+    "Dropout",
+    "GRUCell",
+    "LSTMCell",
+    "Linear",
+    "ReadingOrder",
+    "SequenceBounds",
+    "StepProducts",
+    "activated_linear",
+    "additive_scores",
+    "apply_dropout",
+    "attend_packed",
+    "attention_kernel",
+    "fast_inference",
+    "pad_positions",
+    "pad_to_multiple",
+    "readable_values",
+    "reading_orders",
+    "share_step_products",
+    "vocabulary_loss",
+    "without_row_padding",
+]

@@ -1,30 +1,33 @@
-"""Recurrent layers and cells: PyTorch's, but for CPUs in training.
+"""Recurrent layers and cells: PyTorch's, but on CPUs they train without padding and with fewer products.
 
 Cho et al. (2014), https://arxiv.org/abs/1406.1078; Hochreiter and Schmidhuber (1997),
 https://doi.org/10.1162/neco.1997.9.8.1735
 
-All steps of a recurrent network multiply by the same matrices. Autograd makes a matrix's gradient at every step, and
-adds it to those of the others; here it is one product of what all steps gave. And the products are those of `linear`.
+All steps of a recurrent network multiply by the same matrices. Autograd computes a matrix's gradient at every step and
+adds it to those of the other steps; here it is one product of the inputs and gradients of all steps. The products are
+those of `linear`.
 
-Dimension letters: B batch, R rows of a product, K and N sides of a matrix, P tokens of all rows, E width of the input,
-H width of the state.
+Dimension letters: B batch, L length, R rows of a product, K and N sides of a matrix, P tokens of all rows, E width of
+the input, H width of the state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .linear import can_use_cpu_kernels, linear
+from .conditions import can_use_cpu_kernels
+from .linear import linear
+from .torch_private import backward_pass_id, has_forward_pre_hooks
 
 Product = Callable[[Tensor], Tensor]
 
 
 def shares_products(module: nn.Module, *tensors: Tensor) -> bool:
-    """Whether a module, now and with these tensors, may use `shared_product`."""
+    """Whether a module, in its present mode and with these tensors, may use `shared_product`."""
     return (
         module.training
         and torch.is_grad_enabled()
@@ -34,16 +37,16 @@ def shares_products(module: nn.Module, *tensors: Tensor) -> bool:
 
 
 class _Factors:
-    """Of a matrix's gradient in one backward pass: each product's input, and the gradient of what it gave."""
+    """The factors of a matrix's gradient in one backward pass: the input and the output's gradient of each product."""
 
     def __init__(self) -> None:
         self._pass = -1
         self._pairs: list[tuple[Tensor, Tensor]] = []
 
     def add(self, input: Tensor, gradient: Tensor) -> None:
-        number = torch._C._current_graph_task_id()
+        number = backward_pass_id()
         if number != self._pass:
-            # Any that are there are of a pass that ended before it came to the matrix.
+            # Factors that are still here belong to a pass that ended before it reached the matrix.
             self._pass, self._pairs = number, []
         self._pairs.append((input, gradient))
 
@@ -58,7 +61,7 @@ def _multiply(input: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tens
 
 
 class _Shared(torch.autograd.Function):
-    """Gives the matrix to all products, so that its own gradient is made after theirs."""
+    """Passes the matrix to all products, so that its own gradient is computed after theirs."""
 
     @staticmethod
     def forward(ctx: Any, factors: _Factors, matrix: Tensor, bias: Tensor | None) -> Tensor:
@@ -70,11 +73,11 @@ class _Shared(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, _: None) -> tuple[Tensor | None, ...]:
         inputs, gradients = ctx.factors.take()
-        _, of_matrix, of_bias = ctx.needs_input_grad
+        _, needs_matrix, needs_bias = ctx.needs_input_grad
         return (
             None,
-            _multiply(gradients.mT, inputs).mT if of_matrix else None,
-            gradients.sum(dim=0) if of_bias else None,
+            _multiply(gradients.mT, inputs).mT if needs_matrix else None,
+            gradients.sum(dim=0) if needs_bias else None,
         )
 
 
@@ -89,18 +92,18 @@ class _Product(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         input, matrix = ctx.saved_tensors
-        _, of_input, of_matrix, _ = ctx.needs_input_grad
-        if of_matrix:
+        _, needs_input, needs_matrix, _ = ctx.needs_input_grad
+        if needs_matrix:
             ctx.factors.add(input, gradient)
-        return None, _multiply(gradient, matrix.mT) if of_input else None, None, None
+        return None, _multiply(gradient, matrix.mT) if needs_input else None, None, None
 
 
 def shared_product(matrix: Tensor, bias: Tensor | None = None) -> Product:
-    """What multiplies any number of inputs by one matrix, and adds a bias.
+    """Returns a function that multiplies any number of inputs by one matrix, and adds a bias.
 
     Args:
         matrix: (K, N) for inputs (R, K), or (B, K, N) for inputs (B, R, K).
-        bias: (N), if the matrix is (K, N).
+        bias: (N), only if the matrix is (K, N).
     """
     factors = _Factors()
     shared = _Shared.apply(factors, matrix, bias)
@@ -108,32 +111,60 @@ def shared_product(matrix: Tensor, bias: Tensor | None = None) -> Product:
     return lambda input: _Product.apply(factors, input, shared, constant)
 
 
-def _gru_step(of_input: Tensor, of_state: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
+def _gru_step(from_input: Tensor, from_state: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
     width = hidden.shape[-1]
-    gates, candidate = of_input.split([2 * width, width], dim=-1)
-    gates_of_state, candidate_of_state = of_state.split([2 * width, width], dim=-1)
-    reset, update = torch.sigmoid(gates + gates_of_state).chunk(2, dim=-1)
-    candidate = torch.tanh(torch.addcmul(candidate, reset, candidate_of_state))
+    gates, candidate = from_input.split([2 * width, width], dim=-1)
+    state_gates, state_candidate = from_state.split([2 * width, width], dim=-1)
+    reset, update = torch.sigmoid(gates + state_gates).chunk(2, dim=-1)
+    candidate = torch.tanh(torch.addcmul(candidate, reset, state_candidate))
     return (torch.lerp(candidate, hidden, update),)
 
 
-def _lstm_step(of_input: Tensor, of_state: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, ...]:
-    enter, forget, candidate, leave = (of_input + of_state).chunk(4, dim=-1)
+def _lstm_step(from_input: Tensor, from_state: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, ...]:
+    enter, forget, candidate, leave = (from_input + from_state).chunk(4, dim=-1)
     cell = torch.sigmoid(forget) * cell + torch.sigmoid(enter) * torch.tanh(candidate)
     return torch.sigmoid(leave) * torch.tanh(cell), cell
 
 
 class CellProducts(NamedTuple):
-    """The products of a cell with its input and with its state."""
+    """The products of a cell's weights with its input and with its state."""
 
-    of_input: Product
-    of_state: Product
+    with_input: Product
+    with_state: Product
+
+
+class StepProducts(NamedTuple):
+    """The products that all steps of a decoder share.
+
+    Attributes:
+        memory: multiplies attention weights by the memory that is attended to.
+        cells: the products of each cell; None for a cell that computes its own.
+    """
+
+    memory: Product
+    cells: list[CellProducts | None]
+
+
+def share_step_products(step: nn.Module, cells: Iterable[nn.Module], memory: Tensor) -> StepProducts | None:
+    """Makes the products that all steps of a decoder share.
+
+    Args:
+        step: module that computes one step.
+        cells: the cells among its modules.
+        memory: the states that it attends to, (B, K, E).
+
+    Returns:
+        None if each step has to compute its own products.
+    """
+    if not shares_products(step, memory):
+        return None
+    return StepProducts(shared_product(memory), [cell_products(cell) for cell in cells])
 
 
 def cell_products(cell: Any) -> CellProducts | None:
-    """The products for all steps of a cell; None if each has to make its own."""
-    # What is called before a step may change the weights.
-    if cell._forward_pre_hooks or not shares_products(cell):
+    """Makes the products that all steps of a cell share; None if each step has to compute its own."""
+    # A hook that runs before each step may change the weights.
+    if has_forward_pre_hooks(cell) or not shares_products(cell):
         return None
     return CellProducts(
         shared_product(cell.weight_ih.t(), cell.bias_ih), shared_product(cell.weight_hh.t(), cell.bias_hh)
@@ -144,10 +175,10 @@ class GRUCell(nn.GRUCell):
     """`nn.GRUCell`, which can share its products with other steps."""
 
     def forward(self, input: Tensor, hx: Tensor, products: CellProducts | None = None) -> Tensor:  # type: ignore[override]
-        """See `nn.GRUCell`; `products` are those of `cell_products`."""
+        """Computes the next state, as `nn.GRUCell` does; `products` are those of `share_step_products`."""
         if products is None:
             return super().forward(input, hx)
-        return _gru_step(products.of_input(input), products.of_state(hx), hx)[0]
+        return _gru_step(products.with_input(input), products.with_state(hx), hx)[0]
 
 
 class LSTMCell(nn.LSTMCell):
@@ -156,44 +187,95 @@ class LSTMCell(nn.LSTMCell):
     def forward(  # type: ignore[override]
         self, input: Tensor, hx: tuple[Tensor, Tensor], products: CellProducts | None = None
     ) -> tuple[Tensor, ...]:
-        """See `nn.LSTMCell`; `products` are those of `cell_products`."""
+        """Computes the next state, as `nn.LSTMCell` does; `products` are those of `share_step_products`."""
         if products is None:
             return super().forward(input, hx)
-        return _lstm_step(products.of_input(input), products.of_state(hx[0]), *hx)
+        return _lstm_step(products.with_input(input), products.with_state(hx[0]), *hx)
 
 
-def _read(rnn: Any, step: Callable[..., tuple[Tensor, ...]], parts: int, inputs: Tensor, sizes: list[int]) -> Tensor:
-    of_state = shared_product(rnn.weight_hh_l0.t(), rnn.bias_hh_l0)
-    state = (inputs.new_zeros(sizes[0], rnn.hidden_size),) * parts
-    states = []
-    for of_input in linear(inputs, rnn.weight_ih_l0, rnn.bias_ih_l0).split(sizes):
-        if len(of_input) < len(state[0]):
-            state = tuple(part[: len(of_input)] for part in state)
-        state = step(of_input, of_state(state[0]), *state)
-        states.append(state[0])
-    return torch.cat(states)
+class ReadingOrder(NamedTuple):
+    """The order in which a recurrent layer reads the tokens of a batch (B, L).
+
+    Attributes:
+        places: places of the tokens in the flattened batch, (P,): the first token of each row, then the second of
+            each, and so on.
+        step_sizes: the number of rows that are read at each step, the longest rows first; None if each step reads all
+            rows, and padding is read last.
+    """
+
+    places: Tensor
+    step_sizes: list[int] | None
 
 
-class GRU(nn.GRU):
-    """`nn.GRU` of one layer and direction, which can read rows of unequal lengths without padding."""
+def reading_orders(mask: Tensor, module: nn.Module, inputs: Tensor) -> tuple[ReadingOrder, ReadingOrder]:
+    """The orders from left to right and from right to left in which no token is read after padding.
 
-    def forward(self, input: Tensor, sizes: list[int] | None = None) -> Tensor:  # type: ignore[override]
-        """Reads its input from the state zero on.
+    Where the layers can read rows of unequal lengths, padding is left out; else it is read last, so that no token's
+    state comes after it.
+
+    Args:
+        mask: True for tokens, False for padding, (B, L).
+        module: contains the layers that read.
+        inputs: what the first of them reads.
+    """
+    rows, length = mask.shape
+    places = torch.arange(length, device=mask.device)
+    firsts = torch.arange(rows, device=mask.device).unsqueeze(1) * length
+    orders = [torch.where(mask, keys, length).argsort(dim=1) + firsts for keys in (places, -places)]  # two (B, L)
+    if not shares_products(module, inputs):
+        forward, backward = (ReadingOrder(order.t().flatten(), None) for order in orders)
+        return forward, backward
+    lengths, longest_first = mask.sum(dim=1).sort(descending=True)
+    is_read = places[: int(lengths[0])].unsqueeze(1) < lengths  # (longest, B)
+    sizes = is_read.sum(dim=1).tolist()
+    forward, backward = (ReadingOrder(each[longest_first].t()[: len(is_read)][is_read], sizes) for each in orders)
+    return forward, backward
+
+
+class _OrderedRNN(nn.RNNBase):
+    """A recurrent layer that reads a batch in a given order."""
+
+    _step: ClassVar[Callable[..., tuple[Tensor, ...]]]
+    _state_parts: ClassVar[int]
+
+    def forward(self, input: Tensor, order: ReadingOrder) -> Tensor:  # type: ignore[override]
+        """Reads a batch from the state zero on.
 
         Args:
-            input: (P, E), the first tokens of all rows, then the second ones, and so on.
-            sizes: the number of rows at each step, the rows that end first being last; only if the layer
-                `shares_products`. None: all rows are equally long, and the input is (length, B, E).
+            input: (B, L, E).
+            order: one of `reading_orders`.
 
         Returns:
-            The state after each token, in the shape of the input.
+            The state after each token, (B, L, H), and zeros where nothing is read.
         """
-        return super().forward(input)[0] if sizes is None else _read(self, _gru_step, 1, input, sizes)
+        rows, length = input.shape[:2]
+        tokens = input.flatten(0, 1).index_select(0, order.places)
+        if order.step_sizes is None:
+            states = super().forward(tokens.unflatten(0, (length, rows)))[0].flatten(0, 1)
+        else:
+            states = self._read(tokens, order.step_sizes)
+        every = states.new_zeros(rows * length, self.hidden_size).index_copy(0, order.places, states)
+        return every.unflatten(0, (rows, length))
+
+    def _read(self, tokens: Tensor, step_sizes: list[int]) -> Tensor:
+        state_product = shared_product(self.weight_hh_l0.t(), self.bias_hh_l0)
+        state = (tokens.new_zeros(step_sizes[0], self.hidden_size),) * self._state_parts
+        states = []
+        for from_input in linear(tokens, self.weight_ih_l0, self.bias_ih_l0).split(step_sizes):
+            if len(from_input) < len(state[0]):
+                state = tuple(part[: len(from_input)] for part in state)
+            state = type(self)._step(from_input, state_product(state[0]), *state)
+            states.append(state[0])
+        return torch.cat(states)
 
 
-class LSTM(nn.LSTM):
-    """`nn.LSTM` of one layer and direction, which can read rows of unequal lengths without padding."""
+class GRU(_OrderedRNN, nn.GRU):
+    """`nn.GRU` of one layer and direction, which reads a padded batch in a given order."""
 
-    def forward(self, input: Tensor, sizes: list[int] | None = None) -> Tensor:  # type: ignore[override]
-        """See `GRU.forward`."""
-        return super().forward(input)[0] if sizes is None else _read(self, _lstm_step, 2, input, sizes)
+    _step, _state_parts = staticmethod(_gru_step), 1
+
+
+class LSTM(_OrderedRNN, nn.LSTM):
+    """`nn.LSTM` of one layer and direction, which reads a padded batch in a given order."""
+
+    _step, _state_parts = staticmethod(_lstm_step), 2

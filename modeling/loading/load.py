@@ -1,7 +1,7 @@
-"""Loading what others may have made: it is whole and runs no code of its own, or is refused in one line.
+"""Loading models that others may have made: they are complete and run no code of their own, or raise a one-line error.
 
-transformers trusts the files that it loads. It draws weights that are missing, takes an empty tokenizer for one, asks
-whether to run code, and lets errors of every kind through where a file holds something else than it should.
+transformers trusts the files that it loads. It initializes missing weights at random, accepts an empty tokenizer, asks
+whether to run code, and raises errors of every kind for a file with unexpected content.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from transformers import PreTrainedTokenizerBase
 
 from .folder import check_model_folder
 
-# A pooler is no part of a model that predicts tokens, and what is read from the others needs none.
+# A model that predicts tokens has no pooler, and those that have one are not read through it.
 POOLER = re.compile(r"(^|\.)pooler\.")
-# A character that no text has.
+# A character that occurs in no text.
 _UNKNOWN = "\U0010ffff"
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 _LENGTHS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens")
@@ -30,14 +30,14 @@ def load_part(auto_class: Any, path: str | Path, label: str, **options: Any) -> 
     """Loads a configuration, a tokenizer or a processor.
 
     Args:
-        auto_class: with `from_pretrained`.
+        auto_class: a class with `from_pretrained`.
         path: a folder, or an id on the Hub.
-        label: what errors call it.
-        options: of `from_pretrained`.
+        label: its name in errors.
+        options: options of `from_pretrained`.
 
     Raises:
-        ValueError: if it can't be loaded, needs code of its own, or is a tokenizer without a vocabulary.
-        OSError: if it is not there.
+        ValueError: if it cannot be loaded, needs code of its own, or is a tokenizer without a vocabulary.
+        OSError: if it does not exist.
     """
     with _plain_errors(label):
         part = auto_class.from_pretrained(path, trust_remote_code=False, **options)
@@ -50,17 +50,18 @@ def load_part(auto_class: Any, path: str | Path, label: str, **options: Any) -> 
 def load_model(
     model_class: Any, path: str | Path, label: str, may_lack: re.Pattern[str] | None = None, **options: Any
 ) -> Any:
-    """Loads a model from safetensors, with all of its weights; see `load_model_and_drawn`.
+    """Loads a model from safetensors, with all of its weights.
 
     Args:
-        model_class: with `from_pretrained`; an Auto class or one of a model.
+        model_class: a class with `from_pretrained`, an Auto class or that of a model.
         path: a folder, or an id on the Hub.
-        label: what errors call it.
-        may_lack: matches names of weights that may be missing, or of another shape, and are then drawn.
-        options: of `from_pretrained`.
+        label: the model's name in errors.
+        may_lack: matches names of weights that may be missing or have another shape, and are then initialized.
+        options: options of `from_pretrained`.
 
     Raises:
-        ValueError: if it lacks weights.
+        ValueError: if weights are missing, and for the reasons of `load_model_and_drawn`.
+        OSError: if the model does not exist.
     """
     model, drawn = load_model_and_drawn(model_class, path, label, **options)
     require_weights((name for name in drawn if not (may_lack and may_lack.search(name))), label)
@@ -68,48 +69,48 @@ def load_model(
 
 
 def load_model_and_drawn(model_class: Any, path: str | Path, label: str, **options: Any) -> tuple[Any, set[str]]:
-    """Loads a model from safetensors.
+    """Loads a model from safetensors, and initializes the weights that are missing.
 
     Args:
-        model_class: see `load_model`, as for the others.
-        path: see there.
-        label: see there.
-        options: see there.
+        model_class: a class with `from_pretrained`, an Auto class or that of a model.
+        path: a folder, or an id on the Hub.
+        label: the model's name in errors.
+        options: options of `from_pretrained`.
 
     Returns:
-        The model, and the names of its weights that were missing or of another shape, and were drawn.
+        The model, and the names of its weights that were missing or had another shape, and were drawn at random.
 
     Raises:
-        ValueError: if it can't be loaded, needs code of its own, or has weights that are not finite.
-        OSError: if it is not there.
+        ValueError: if the model cannot be loaded, needs code of its own, or has weights that are not finite.
+        OSError: if the model does not exist.
     """
     with _plain_errors(label):
-        model, told = model_class.from_pretrained(
+        model, info = model_class.from_pretrained(
             path,
             trust_remote_code=False,
             use_safetensors=True,
-            # They are told of here, by their names.
+            # Their names are returned here.
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             **options,
         )
-    # Outputs are read by their names, and those that cost more are asked for, whatever the configuration says.
+    # Outputs are read by name, and expensive ones are requested for each call, whatever the configuration says.
     model.config.return_dict, model.config.output_attentions = True, False
     if getattr(model, "_hf_peft_config_loaded", False):
-        raise ValueError(f"{label} is an adapter of another model: merge it into that one and save the whole")
+        raise ValueError(f"{label} is an adapter of another model: merge it into that model and save the result")
     for name, parameter in model.named_parameters():
         if not bool(parameter.isfinite().all()):
             raise ValueError(f"{label} has weights that are not finite: {name!r}")
     if model.can_generate():
         _check_generation(model.generation_config, label)
-    return model, {*told["missing_keys"], *(name for name, *_ in told["mismatched_keys"])}
+    return model, {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
 
 
 def require_weights(drawn: Iterable[str], label: str) -> None:
-    """Refuses a model some of whose weights had to be drawn.
+    """Checks that no weights of a model had to be drawn at random.
 
     Raises:
-        ValueError: naming one of them.
+        ValueError: if some were, naming one of them.
     """
     names = sorted(drawn)
     if names:
@@ -125,7 +126,7 @@ def _plain_errors(label: str) -> Iterator[None]:
         yield
     except OSError:
         raise
-    except Exception as error:  # of any kind, where a file holds something else than is taken for granted
+    except Exception as error:  # of any class, since transformers does not check the content of files
         reason = " ".join(str(error).split())
         if "trust_remote_code" in reason:
             raise ValueError(
@@ -133,9 +134,9 @@ def _plain_errors(label: str) -> Iterator[None]:
                 "`trust_remote_code=True`"
             ) from None
         if not isinstance(error, (ValueError, StrictDataclassError, SafetensorError)):
-            # What these say is meant for a reader.
+            # The messages of those three are meant for users; others need the name of their class.
             reason = f"{type(error).__name__}: {reason}"
-        raise ValueError(f"{label} can't be loaded: {reason}") from error
+        raise ValueError(f"{label} cannot be loaded: {reason}") from error
 
 
 def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, label: str) -> None:
@@ -146,13 +147,15 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, label: str) -> None:
         raise ValueError(f"{label} has a tokenizer whose `model_input_names` ({names!r}) do not name 'input_ids'")
     try:
         tokenizer(_UNKNOWN)
-    except Exception as error:  # it has no class of its own
-        raise ValueError(f"{label} has a tokenizer that fails on a character it does not know: {error}") from None
+    except Exception as error:  # `tokenizers` raises this class itself
+        raise ValueError(f"{label} has a tokenizer that fails on an unknown character: {error}") from None
     limit = tokenizer.model_max_length
-    # Where there is no limit, it is a number beyond any length, and not always a whole one.
+    # Without a limit it is a number larger than any length, and not always an integer.
     is_number = isinstance(limit, int) or (isinstance(limit, float) and limit >= 2**53)
     if isinstance(limit, bool) or not is_number or limit < 1:
-        raise ValueError(f"{label} has a tokenizer whose `model_max_length` ({limit!r}) is not a number from 1 on")
+        raise ValueError(
+            f"{label} has a tokenizer whose `model_max_length` ({limit!r}) must be a number of at least 1"
+        )
 
 
 def _check_generation(config: Any, label: str) -> None:
@@ -161,18 +164,23 @@ def _check_generation(config: Any, label: str) -> None:
         numbers = value if name == "eos_token_id" and isinstance(value, list) else [value]
         for number in numbers:
             if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 0):
-                raise ValueError(f"{label} has a generation configuration with `{name}` {value!r}, no whole number")
+                raise ValueError(
+                    f"{label} has a generation configuration with `{name}` {value!r}, which must be a whole number"
+                )
 
 
 MODEL = "model"
 
 
 def model_path(model: str | Path) -> str:
-    """The model of a run, if `model` is the folder of one; else `model` itself, a folder or a Hub id.
+    """Returns the path of a run's model if `model` is the folder of a run, or else `model` itself.
+
+    Args:
+        model: folder of a run, folder of a model, or id on the Hub.
 
     Raises:
-        ValueError: if it is a folder that holds no model, such as a run that has not ended, or one that can't be read
-            or is not to be trusted; see `check_model_folder`.
+        ValueError: if it is a folder without a model, such as that of an unfinished run, or if the model fails
+            `check_model_folder`.
     """
     folder = Path(model)
     if (folder / MODEL / "config.json").is_file():
@@ -182,16 +190,16 @@ def model_path(model: str | Path) -> str:
             raise ValueError(f"`model` ({model}) must be a folder, or an id on the Hub: it is a file")
         return str(model)
     elif not (folder / "config.json").is_file():
-        raise ValueError(f"`model` ({model}) holds no model: the run may not have ended (`--resume` goes on with it)")
+        raise ValueError(f"`model` ({model}) holds no model: the run may not have ended (`--resume` continues it)")
     check_model_folder(folder, f"`model` ({model})")
     return str(folder)
 
 
 def require_text(text: str, argument: str) -> None:
-    """Refuses what no tokenizer takes for a text.
+    """Checks that a tokenizer can read a text.
 
     Raises:
-        ValueError: if it holds half a surrogate pair, as an argument that is not UTF-8 does.
+        ValueError: if the text contains half a surrogate pair, which Python makes of an argument that is not UTF-8.
     """
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError(f"`{argument}` ({text!r}) is no text: it holds bytes that are not UTF-8")
@@ -199,19 +207,21 @@ def require_text(text: str, argument: str) -> None:
 
 @contextmanager
 def naming_the_model(argument: str, model: str | Path, path: str) -> Iterator[None]:
-    """Says in one line that there is no such model, where transformers says what it tried.
+    """Turns transformers' error for a model that does not exist into an error that names the user's argument.
 
     Args:
-        argument: what named the model.
-        model: as the user named it.
-        path: that it is loaded from.
+        argument: name of the argument.
+        model: value of the argument.
+        path: path that the model is loaded from.
 
     Raises:
-        ValueError: for an OSError of what is neither a folder here nor a model of the Hub.
+        ValueError: instead of an OSError, if `path` is neither a folder here nor a model on the Hub.
     """
     try:
         yield
     except OSError as error:
         if Path(path).exists():
             raise
-        raise ValueError(f"`{argument}` ({model}) is no folder here, and the Hub did not give it: {error}") from None
+        raise ValueError(
+            f"`{argument}` ({model}) is no folder here, and could not be loaded from the Hub: {error}"
+        ) from None

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.modeling.packing import choose, count_predicted, pack, position_ids_of, sequence_bounds
+from regard.modeling.packing import count_predicted, pack, position_ids_of, select_positions, sequence_bounds
 from regard.training.examples.masking import IGNORED, Masking
 from regard.training.examples.sentence_pairs import SentenceIndex, plan_pairs, plan_segments, truncated
 from regard.training.examples.sentences import split_sentences
@@ -137,12 +137,12 @@ def test_packing(mask, data):
     parts = labels[0].split(lengths.tolist())
     assert count_predicted(labels, bounds.cu_seq_lens_q).tolist() == [int((part != -100).sum()) for part in parts]
     places = (labels[0] != -100).nonzero().squeeze(1)
-    chosen, found = choose(places, bounds)
+    selected, indices = select_positions(places, bounds)
     expected = [*bounds.cu_seq_lens_q[:-1].tolist(), *places.tolist()]
-    assert chosen.positions[found].tolist() == expected
-    assert chosen.positions.tolist() == sorted(expected)
-    owners = torch.bucketize(chosen.positions, bounds.cu_seq_lens_q[1:], right=True)
-    assert chosen.bounds.cu_seq_lens_q.diff().tolist() == torch.bincount(owners, minlength=len(lengths)).tolist()
+    assert selected.positions[indices].tolist() == expected
+    assert selected.positions.tolist() == sorted(expected)
+    owners = torch.bucketize(selected.positions, bounds.cu_seq_lens_q[1:], right=True)
+    assert selected.bounds.cu_seq_lens_q.diff().tolist() == torch.bincount(owners, minlength=len(lengths)).tolist()
 
 
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=9))

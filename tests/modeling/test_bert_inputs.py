@@ -44,16 +44,16 @@ def test_a_sequence_longer_than_the_positions(bert_class, make_model, make_input
 @pytest.mark.parametrize(
     ("argument", "wrong", "right", "message"),
     [
-        ("input_ids", 40, 39, r"`input_ids` holds the id 40, but `vocab_size` \(40\) allows 0 to 39"),
-        ("input_ids", -1, 0, r"`input_ids` holds the id -1, but `vocab_size` \(40\) allows 0 to 39"),
-        ("token_type_ids", 3, 2, r"`token_type_ids` holds the id 3, but `type_vocab_size` \(3\) allows 0 to 2"),
-        ("token_type_ids", -7, 0, r"`token_type_ids` holds the id -7, but `type_vocab_size` \(3\) allows 0 to 2"),
+        ("input_ids", 40, 39, r"`input_ids` contains the id 40, but `vocab_size` \(40\) allows 0 to 39"),
+        ("input_ids", -1, 0, r"`input_ids` contains the id -1, but `vocab_size` \(40\) allows 0 to 39"),
+        ("token_type_ids", 3, 2, r"`token_type_ids` contains the id 3, but `type_vocab_size` \(3\) allows 0 to 2"),
+        ("token_type_ids", -7, 0, r"`token_type_ids` contains the id -7, but `type_vocab_size` \(3\) allows 0 to 2"),
         ("position_ids", 12, 11, r"13 > 12 \(`max_position_embeddings`\)"),
         (
             "position_ids",
             -1,
             0,
-            r"`position_ids` holds the id -1, but `max_position_embeddings` \(12\) allows 0 to 11",
+            r"`position_ids` contains the id -1, but `max_position_embeddings` \(12\) allows 0 to 11",
         ),
     ],
     ids=lambda value: str(value) if isinstance(value, int) else value.split()[0],
@@ -95,7 +95,7 @@ def test_labels_that_are_no_class(bert_class, argument, classes, make_model, mak
     for wrong in (classes, -1):
         inputs[argument].view(-1)[1] = wrong
         with pytest.raises(
-            ValueError, match=f"`{argument}` holds {wrong}, but the labels are 0 to {classes - 1}, and -100"
+            ValueError, match=f"`{argument}` contains {wrong}, but labels are 0 to {classes - 1}, or -100"
         ):
             model(**inputs)
 
@@ -112,7 +112,7 @@ def test_an_answer_before_the_sequence(make_model, make_inputs):
     others = {name: value[[0, 2]] for name, value in inputs.items()}
     torch.testing.assert_close(model(**beyond).loss, model(**others).loss)
     for name in columns:
-        with pytest.raises(ValueError, match=f"`{name}` holds -1, but the labels are 0 to 10"):
+        with pytest.raises(ValueError, match=f"`{name}` contains -1, but labels are 0 to 10"):
             model(**(inputs | {name: torch.tensor([-1, 2, 2])}))
 
 

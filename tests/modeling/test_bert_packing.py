@@ -16,7 +16,7 @@ from regard import (
     RegardBertForTokenClassification,
     RegardBertModel,
 )
-from regard.modeling import bert_pretraining, packing
+from regard.modeling.cpu import padding, vocabulary
 from regard.training.examples.bert import BertCollator
 
 LENGTHS = (11, 7, 4)
@@ -149,7 +149,7 @@ def test_outputs_in_evaluation_are_the_same(our_class, kernel, make_model, padde
 
 
 def test_the_last_layer_computes_nothing_else(make_model, padded, monkeypatch):
-    monkeypatch.setattr(packing, "TOKENS_AT_ONCE", 1)
+    monkeypatch.setattr(padding, "TOKEN_MULTIPLE", 1)
     model, batch = make_model(RegardBertForPreTraining), padded(RegardBertForPreTraining)
     sizes = {}
     for number, block in enumerate(model.bert.encoder.blocks):
@@ -193,8 +193,8 @@ def test_rows_that_are_filled_up_change_nothing(our_class, tokens, in_training, 
     )
 
     def run(each: int):
-        monkeypatch.setattr(packing, "TOKENS_AT_ONCE", each)
-        monkeypatch.setattr(bert_pretraining, "POSITIONS_AT_ONCE", each)
+        monkeypatch.setattr(padding, "TOKEN_MULTIPLE", each)
+        monkeypatch.setattr(vocabulary, "POSITION_MULTIPLE", each)
         loss = model(**batch).loss
         named = dict(model.named_parameters())
         gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
@@ -407,16 +407,16 @@ def test_what_packing_can_not_do(our_class, make_model, padded):
     blank[1] = 0
     unlabelled = {name: value for name, value in batch.items() if name != "labels"}
     refused = [
-        (batch | only | {"attention_mask": square}, r"`attention_mask` of shape \(3, 1, 11, 11\) can't be packed"),
-        (batch | only | {"attention_mask": blank}, "row 1 is padding alone"),
+        (batch | only | {"attention_mask": square}, r"`attention_mask` of shape \(3, 1, 11, 11\) cannot be packed"),
+        (batch | only | {"attention_mask": blank}, "row 1 is nothing but padding"),
         (unlabelled | only, "`predicted_only` needs `labels`"),
         (packed | {"labels": None}, "needs `labels`"),
         (batch | {"predicted_positions": torch.tensor([1])}, "`predicted_positions` needs a packed batch"),
-        (batch | {"cu_seq_lens_q": torch.tensor([0, 11])}, r"is a single row, got 3"),
-        (packed | {"attention_mask": torch.ones_like(packed["input_ids"])}, "give it no `attention_mask`"),
-        (without | {"attention_mask": torch.ones_like(packed["input_ids"])}, "give it no `attention_mask`"),
-        (packed | {"output_attentions": True}, "gives no attention weights"),
-        (batch | only | {"output_attentions": True}, "`predicted_only`.* gives no attention weights"),
+        (batch | {"cu_seq_lens_q": torch.tensor([0, 11])}, r"must be a single row, got 3"),
+        (packed | {"attention_mask": torch.ones_like(packed["input_ids"])}, "do not pass an `attention_mask`"),
+        (without | {"attention_mask": torch.ones_like(packed["input_ids"])}, "do not pass an `attention_mask`"),
+        (packed | {"output_attentions": True}, "returns no attention weights"),
+        (batch | only | {"output_attentions": True}, "`predicted_only`.* returns no attention weights"),
     ]
     for given, message in refused:
         with pytest.raises(ValueError, match=message):
@@ -449,5 +449,5 @@ def test_labels_that_are_no_class(our_class, training, kind, make_model, padded)
     for wrong in (40, -1):
         batch["labels"][1, 3] = wrong
         given = packed_from(batch) if kind == "packed" else batch | {"predicted_only": True}
-        with pytest.raises(ValueError, match=f"`labels` holds {wrong}, but the labels are 0 to 39, and -100"):
+        with pytest.raises(ValueError, match=f"`labels` contains {wrong}, but labels are 0 to 39, or -100"):
             model(**given)

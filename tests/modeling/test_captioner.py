@@ -244,10 +244,10 @@ def test_a_map_has_the_places_of_the_image(decoder_type, make_captioner):
 def test_maps_need_weights_and_the_right_grid(make_captioner):
     fixed = make_captioner(alignment="none")(images(), labels=captions(), output_attentions=True)
     for weights in (None, (), fixed.cross_attentions):
-        with pytest.raises(ValueError, match=r"^there are no `cross_attentions`: ask for `output_attentions`"):
+        with pytest.raises(ValueError, match=r"^`cross_attentions` is empty: request `output_attentions`"):
             spatial_maps(weights, GRID)
     weights = make_captioner()(images(), labels=captions(), output_attentions=True).cross_attentions
-    with pytest.raises(ValueError, match=r"^`grid` \(4 x 3\) has not the 15 places of the weights$"):
+    with pytest.raises(ValueError, match=r"^`grid` \(4 x 3\) must have the 15 places of the weights$"):
         spatial_maps(weights, (4, 3))
 
 
@@ -384,7 +384,7 @@ def test_images_that_are_none(make_captioner):
             ValueError, match=rf"^`pixel_values` has the shape {shape}, but must be \(images, 3, height, "
         ):
             model(pixel_values, labels=labels)
-    with pytest.raises(ValueError, match=r"^give `pixel_values`, or the `encoder_outputs` that were made of them$"):
+    with pytest.raises(ValueError, match=r"^give `pixel_values`, or the `encoder_outputs` computed from them$"):
         model(labels=labels)
     small = make_captioner(backbone="convnext")
     for call in (lambda: small(images(3, 3, 50), labels=labels), lambda: small.feature_grid(3, 50)):
@@ -447,7 +447,7 @@ def test_the_vocabulary_can_grow_and_shrink(decoder_type, tied, make_captioner, 
             assert logits.shape[-1] == size
             torch.testing.assert_close(logits[..., :37], before)
     with pytest.raises(
-        ValueError, match=r"^`decoder_input_ids` holds the id 40, but `vocab_size` \(37\) allows 0 to 36$"
+        ValueError, match=r"^`decoder_input_ids` contains the id 40, but `vocab_size` \(37\) allows 0 to 36$"
     ):
         model(pixel_values, decoder_input_ids=torch.full((3, 2), 40))
 
@@ -486,6 +486,7 @@ def test_the_kernels_agree(decoder_type, backbone, make_captioner):
     torch.testing.assert_close(model(pixel_values, labels=labels).logits, expected, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_compiled_is_the_same(make_captioner):
     model, pixel_values, labels = make_captioner("transformer", num_hidden_layers=1), images(), captions()
     torch.compiler.reset()

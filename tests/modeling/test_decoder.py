@@ -112,10 +112,14 @@ def test_a_sequence_longer_than_the_positions(make_model):
 @pytest.mark.parametrize(
     ("name", "wrong", "message"),
     [
-        ("input_ids", 39, r"`input_ids` holds the id 39, but `vocab_size` \(39\) allows 0 to 38"),
-        ("input_ids", -1, r"`input_ids` holds the id -1, but"),
-        ("labels", 39, "`labels` holds 39, but the labels are 0 to 38, and -100 to ignore one"),
-        ("position_ids", -1, r"`position_ids` holds the id -1, but `max_position_embeddings` \(14\) allows 0 to 13"),
+        ("input_ids", 39, r"`input_ids` contains the id 39, but `vocab_size` \(39\) allows 0 to 38"),
+        ("input_ids", -1, r"`input_ids` contains the id -1, but"),
+        ("labels", 39, "`labels` contains 39, but labels are 0 to 38, or -100 to ignore one"),
+        (
+            "position_ids",
+            -1,
+            r"`position_ids` contains the id -1, but `max_position_embeddings` \(14\) allows 0 to 13",
+        ),
     ],
 )
 def test_ids_outside_their_vocabulary(name, wrong, message, make_model):

@@ -11,7 +11,7 @@ from regard import (
     RegardRecurrentForConditionalGeneration,
     RegardTransformerForConditionalGeneration,
 )
-from regard.modeling.cpu import linear as layers
+from regard.modeling.cpu import linear as linear_layers
 
 DECODER = RegardDecoderForCausalLM
 TRANSFORMER = RegardTransformerForConditionalGeneration
@@ -79,9 +79,9 @@ def test_the_fast_kernel_writes_the_same(generator, make_generator, monkeypatch)
     model = make_generator(generator)
     batch = padded(prompts(model.config.vocab_size), side="left")
     expected = write(model, batch)
-    products, product = [], layers._product
-    monkeypatch.setattr(layers, "_product", lambda *args: products.append(args) or product(*args))
-    monkeypatch.setattr(layers, "_WORTHWHILE", 0)
+    products, product = [], linear_layers._product
+    monkeypatch.setattr(linear_layers, "_product", lambda *args: products.append(args) or product(*args))
+    monkeypatch.setattr(linear_layers, "_WORTHWHILE", 0)
     tokens, scores = write(model, batch)
     assert bool(products) == torch.backends.mkldnn.is_available()
     assert tokens.equal(expected[0])

@@ -175,7 +175,7 @@ def test_the_vocabulary_grows_and_shrinks(model_class, make_model, make_inputs, 
                 torch.testing.assert_close(after[..., : before.shape[-1]], before)
             for name in ids_names:
                 inputs[name][0].view(-1)[1] = new
-                with pytest.raises(ValueError, match=f"`{name}` holds the id {new}, but"):
+                with pytest.raises(ValueError, match=f"`{name}` contains the id {new}, but"):
                     model(**inputs)
                 inputs[name][0].view(-1)[1] = new - 1
                 assert model(**inputs)[0].isfinite().all()

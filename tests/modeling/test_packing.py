@@ -9,16 +9,15 @@ from torch._subclasses import FakeTensorMode
 from transformers import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from regard.modeling import packing
 from regard.modeling.attention import MultiHeadAttention, eager_attention_forward
+from regard.modeling.cpu import SequenceBounds, attend_packed
+from regard.modeling.cpu import attention as kernels
 from regard.modeling.packing import (
-    SequenceBounds,
-    attend_packed,
     check_packed,
-    choose,
     count_predicted,
     pack,
     position_ids_of,
+    select_positions,
     sequence_bounds,
     take_bounds,
 )
@@ -94,9 +93,9 @@ def test_bounds_are_taken_out_of_the_arguments():
 def test_what_makes_no_sense_packed():
     check_packed(torch.ones(1, 7), None, False)
     refused = [
-        ((torch.ones(2, 7), None, False), r"\(`cu_seq_lens_q`\) is a single row, got 2"),
-        ((torch.ones(1, 7), torch.ones(1, 7), False), "give it no `attention_mask`"),
-        ((torch.ones(1, 7), None, True), "gives no attention weights"),
+        ((torch.ones(2, 7), None, False), r"\(`cu_seq_lens_q`\) must be a single row, got 2"),
+        ((torch.ones(1, 7), torch.ones(1, 7), False), "do not pass an `attention_mask`"),
+        ((torch.ones(1, 7), None, True), "returns no attention weights"),
     ]
     for arguments, message in refused:
         with pytest.raises(ValueError, match=message):
@@ -143,13 +142,13 @@ def test_packing_drops_the_padding(padding, token, kind):
 def test_what_can_not_be_packed():
     tensors = {"ids": torch.ones(2, 3, dtype=torch.long)}
     for shape in ((2, 1, 3, 3), (3, 2), (1, 3), (3,)):
-        with pytest.raises(ValueError, match=r"`attention_mask` of shape .* can't be packed: it must be \(2, 3\)"):
+        with pytest.raises(ValueError, match=r"`attention_mask` of shape .* cannot be packed: it must be \(2, 3\)"):
             pack(tensors, torch.ones(shape), 2, 3)
-    with pytest.raises(ValueError, match="row 1 is padding alone, which can't be packed"):
+    with pytest.raises(ValueError, match="row 1 is nothing but padding, which cannot be packed"):
         pack(tensors, torch.tensor([[0, 1, 0], [0, 0, 0]]), 2, 3)
 
 
-# Choosing positions
+# Selecting positions
 
 # For `ragged`, whose sequences begin at 0, 4, 5 and 12.
 CHOICES = {
@@ -165,21 +164,21 @@ each_choice = pytest.mark.parametrize("places", CHOICES.values(), ids=CHOICES)
 
 
 @each_choice
-def test_chosen_positions_and_firsts_are_found(places):
+def test_the_selection_has_each_position_and_each_first_token(places):
     lengths = LENGTHS["ragged"]
     spans, bounds = spans_of(lengths), bounds_for(lengths)
-    (positions, chosen), found = choose(torch.tensor(places, dtype=torch.long), bounds)
+    (positions, selected), indices = select_positions(torch.tensor(places, dtype=torch.long), bounds)
     firsts = [span.start for span in spans]
     assert positions.tolist() == sorted(firsts + places)
-    assert positions[found].tolist() == firsts + places
-    # Where a first is predicted as well, it is there twice, and each is found once.
-    assert sorted(found.tolist()) == list(range(len(firsts) + len(places)))
+    assert positions[indices].tolist() == firsts + places
+    # Where a first token is predicted as well, it is there twice, and each index occurs once.
+    assert sorted(indices.tolist()) == list(range(len(firsts) + len(places)))
     counts = [1 + sum(place in span for place in places) for span in spans]
-    assert chosen.cu_seq_lens_q.tolist() == [0, *itertools.accumulate(counts)]
-    assert chosen.cu_seq_lens_q.dtype == torch.int32
-    assert chosen.cu_seq_lens_k.equal(bounds.cu_seq_lens_k)
-    assert chosen.max_length_k == max(lengths)
-    assert max(counts) <= chosen.max_length_q <= max(lengths) + 1
+    assert selected.cu_seq_lens_q.tolist() == [0, *itertools.accumulate(counts)]
+    assert selected.cu_seq_lens_q.dtype == torch.int32
+    assert selected.cu_seq_lens_k.equal(bounds.cu_seq_lens_k)
+    assert selected.max_length_k == max(lengths)
+    assert max(counts) <= selected.max_length_q <= max(lengths) + 1
 
 
 # Attention
@@ -196,7 +195,7 @@ def make_attention(kernel: str, causal: bool = False, width: int = WIDTH) -> Mul
 
 
 def one_by_one(attention, hidden_states, spans, places=None) -> torch.Tensor:
-    """Each sequence alone; and of it the chosen places."""
+    """The output for each sequence by itself, at the selected places if there are any."""
     outputs = []
     for span in spans:
         output, _ = attention(hidden_states[:, span.start : span.stop])
@@ -222,12 +221,12 @@ def test_packed_sequences_attend_as_each_alone(kernel, lengths, causal):
 
 @every_kernel
 @each_choice
-def test_chosen_queries_attend_to_their_whole_sequence(kernel, places):
+def test_selected_queries_attend_to_their_whole_sequence(kernel, places):
     lengths = LENGTHS["ragged"]
     attention, bounds = make_attention(kernel), bounds_for(lengths)
     hidden_states = torch.randn(1, sum(lengths), WIDTH, requires_grad=True)
-    (positions, chosen), _ = choose(torch.tensor(places, dtype=torch.long), bounds)
-    output, _ = attention(hidden_states, bounds=chosen, queries=positions)
+    (positions, selected), _ = select_positions(torch.tensor(places, dtype=torch.long), bounds)
+    output, _ = attention(hidden_states, bounds=selected, queries=positions)
     expected = one_by_one(attention, hidden_states, spans_of(lengths), positions.tolist())
     torch.testing.assert_close(output, expected)
     direction, inputs = torch.randn_like(output), [hidden_states, *attention.parameters()]
@@ -267,8 +266,8 @@ def test_equally_long_sequences_in_a_row_are_attended_to_together(monkeypatch):
     assert shapes == [(2, 3, 3), (1, 6, 6), (3, 1, 1), (1, 4, 4)]
     shapes.clear()
     # Equally long and of as many queries.
-    (positions, chosen), _ = choose(torch.tensor([1, 4, 5, 8, 16]), bounds_for(lengths))
-    attention(hidden_states, bounds=chosen, queries=positions)
+    (positions, selected), _ = select_positions(torch.tensor([1, 4, 5, 8, 16]), bounds_for(lengths))
+    attention(hidden_states, bounds=selected, queries=positions)
     assert shapes == [(1, 2, 3), (1, 3, 3), (1, 2, 6), (3, 1, 1), (1, 2, 4)]
 
 
@@ -281,10 +280,10 @@ def test_flash_kernels_are_given_the_bounds(monkeypatch):
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "flash_attention_fake", fake)
     attention, lengths = make_attention("flash_attention_fake"), LENGTHS["ragged"]
     hidden_states, bounds = torch.randn(1, 14, WIDTH), bounds_for(lengths)
-    (positions, chosen), _ = choose(torch.tensor([1, 7]), bounds)
+    (positions, selected), _ = select_positions(torch.tensor([1, 7]), bounds)
     attention(hidden_states, bounds=bounds, extra="passed on")
-    attention(hidden_states, bounds=chosen, queries=positions, extra="passed on")
-    for (query, key, value, mask, options), expected, queries in zip(given, (bounds, chosen), (14, 6), strict=True):
+    attention(hidden_states, bounds=selected, queries=positions, extra="passed on")
+    for (query, key, value, mask, options), expected, queries in zip(given, (bounds, selected), (14, 6), strict=True):
         assert query.shape == (1, HEADS, queries, WIDTH // HEADS)
         assert key.shape == value.shape == (1, HEADS, 14, WIDTH // HEADS)
         assert mask is None
@@ -308,12 +307,12 @@ def heads_of(length: int) -> torch.Tensor:
 @each_choice
 def test_jagged_attention_is_the_same(places):
     whole = bounds_for(LENGTHS["ragged"])
-    (positions, chosen), _ = choose(torch.tensor(places, dtype=torch.long), whole)
+    (positions, selected), _ = select_positions(torch.tensor(places, dtype=torch.long), whole)
     module = SimpleNamespace(config=PreTrainedConfig(attn_implementation="eager"), training=False, is_causal=False)
-    for bounds, queries in ((chosen, len(positions)), (whole, 14)):
+    for bounds, queries in ((selected, len(positions)), (whole, 14)):
         inputs = [heads_of(queries), heads_of(14), heads_of(14)]
         expected, _ = attend_packed(eager_attention_forward, module, *inputs, bounds, scaling=0.3)
-        output = packing._attend_jagged(*inputs, bounds, scaling=0.3, dropout=0.0)
+        output = kernels._attend_jagged(*inputs, bounds, scaling=0.3, dropout=0.0)
         torch.testing.assert_close(output, expected)
         direction = torch.randn_like(output)
         gradients = [torch.autograd.grad((each * direction).sum(), inputs) for each in (output, expected)]
@@ -331,8 +330,8 @@ def test_jagged_attention_knows_the_shortest_and_the_longest(places, monkeypatch
 
     told, whole = [], torch.nested.nested_tensor_from_jagged
     monkeypatch.setattr(torch.nested, "nested_tensor_from_jagged", watched)
-    (positions, bounds), _ = choose(torch.tensor(places, dtype=torch.long), bounds_for(LENGTHS["ragged"]))
-    packing._attend_jagged(heads_of(len(positions)), heads_of(14), heads_of(14), bounds, scaling=0.3)
+    (positions, bounds), _ = select_positions(torch.tensor(places, dtype=torch.long), bounds_for(LENGTHS["ragged"]))
+    kernels._attend_jagged(heads_of(len(positions)), heads_of(14), heads_of(14), bounds, scaling=0.3)
     assert len(told) == 3
     for shortest, longest, lengths in told:
         assert 1 <= shortest <= lengths.min()
@@ -354,7 +353,7 @@ def test_jagged_attention_knows_the_shortest_and_the_longest(places, monkeypatch
 )
 def test_jagged_attention_is_used_where_it_has_a_kernel(device, kernel, dtype, width, jagged, monkeypatch):
     for way in ("_attend_jagged", "_attend_each"):
-        monkeypatch.setattr(packing, way, lambda *given, way=way, **options: (way, given[-4:], options))
+        monkeypatch.setattr(kernels, way, lambda *given, way=way, **options: (way, given[-4:], options))
     module = SimpleNamespace(config=PreTrainedConfig(attn_implementation=kernel), is_causal=True)
     bounds = bounds_for((4, 3))
     with FakeTensorMode():

@@ -8,7 +8,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from regard import RegardRecurrentConfig, RegardRecurrentForConditionalGeneration, RegardRecurrentModel
-from regard.modeling import recurrent
 from regard.modeling.attention import ALIGNMENTS, AdditiveAlignment, Alignment
 from regard.modeling.cpu import rnn as rnn_layers
 
@@ -315,7 +314,6 @@ def products(monkeypatch) -> list:
 
     make = rnn_layers.shared_product
     monkeypatch.setattr(rnn_layers, "shared_product", share)
-    monkeypatch.setattr(recurrent, "shared_product", share)
     return made
 
 
@@ -377,8 +375,8 @@ def test_a_wrapped_step_makes_its_own_products(make_model, products):
 def test_padding_is_not_computed_in_training(make_model, monkeypatch):
     model = make_model(GENERATOR, num_hidden_layers=1).train()
     rows = []
-    step = rnn_layers._gru_step
-    monkeypatch.setattr(rnn_layers, "_gru_step", lambda *args: rows.append(len(args[0])) or step(*args))
+    step = rnn_layers.GRU._step
+    monkeypatch.setattr(rnn_layers.GRU, "_step", lambda *args: rows.append(len(args[0])) or step(*args))
     wider = F.pad(MASK[:3], (0, 2))
     model.get_encoder()(ids(3, 9), wider)
     # Three tokens, five and two.

@@ -49,7 +49,7 @@ def write(name, text):
         (write("config.json", "[]"), "config.json that is not a JSON object"),
         (write("config.json", "{}"), "of the type None"),
         (write("config.json", '{"model_type": "llama"}'), "of the type 'llama'"),
-        (drop("model.safetensors"), "holds no weights"),
+        (drop("model.safetensors"), "has no weights"),
         (lambda folder: os.truncate(folder / "model.safetensors", 5000), "no whole model.safetensors"),
         (
             lambda folder: (folder / "model.safetensors").write_bytes(pickle.dumps({"a": 1})),

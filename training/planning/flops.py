@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from ...modeling.cpu.torch_private import ONEDNN_LINEAR
+
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> int:
     return 2 * query[..., 0].numel() * key.shape[2] * (query.shape[3] + value.shape[3])
@@ -41,7 +43,7 @@ def _cudnn_recurrent_backward(*args: Any, **kwargs: Any) -> int:
 
 # Operations that PyTorch's own counter does not know.
 _FORMULAS: dict[Any, Any] = {
-    torch.ops.mkldnn._linear_pointwise: _linear,
+    ONEDNN_LINEAR: _linear,
     torch.ops.aten.mkldnn_rnn_layer: _recurrent,
     torch.ops.aten.mkldnn_rnn_layer_backward: _recurrent_backward,
     torch.ops.aten._cudnn_rnn: _cudnn_recurrent,

@@ -13,7 +13,7 @@ from accelerate.utils import convert_outputs_to_fp32
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ...modeling.packing import without_filling
+from ...modeling.cpu import without_row_padding
 from ..examples.bert import BertCollator
 from ..examples.bert import Example as BertExample
 from ..examples.masking import IGNORED
@@ -184,7 +184,7 @@ class TrialStep:
                 gradients.clear()
                 count.flops = 0
                 # From what fills up a few examples that of many can't be told; there it is next to nothing.
-                with count, memory, hooks, without_filling():
+                with count, memory, hooks, without_row_padding():
                     loss = self._forward(**batch).loss
                     saved = memory.saved
                     loss.backward()

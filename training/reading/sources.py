@@ -84,7 +84,7 @@ def require_limit(rows: str, limit: int | None) -> None:
 
 
 def is_data_set_id(name: str) -> bool:
-    """Returns whether a name, `org/name` or `org/name:config`, is that of a data set on the Hub, not of a file here."""
+    """Returns whether `org/name` or `org/name:config` names a data set on the Hub, and not a local file."""
     is_id = _DATA_SET_ID.fullmatch(name) is not None
     return is_id and not os.path.exists(name) and not is_text(name) and not is_table(name)
 

@@ -10,10 +10,20 @@ from torch import nn
 from torch.nn.utils import prune
 
 from regard.modeling.cpu import rnn
-from regard.modeling.cpu.rnn import GRU, LSTM, GRUCell, LSTMCell, cell_products, shared_product, shares_products
+from regard.modeling.cpu.rnn import (
+    GRU,
+    LSTM,
+    GRUCell,
+    LSTMCell,
+    ReadingOrder,
+    cell_products,
+    reading_orders,
+    shared_product,
+    shares_products,
+)
 
-SIZES = [5, 5, 4, 2, 2, 1]
-LENGTHS = [6, 5, 3, 3, 2]
+LENGTHS = [3, 6, 2, 5, 3]
+MASK = torch.arange(6) < torch.tensor(LENGTHS).unsqueeze(1)
 LAYERS = {GRU: nn.GRU, LSTM: nn.LSTM}
 CELLS = {GRUCell: nn.GRUCell, LSTMCell: nn.LSTMCell}
 every_layer = pytest.mark.parametrize("kind", LAYERS)
@@ -37,36 +47,54 @@ def products(monkeypatch) -> list:
     return made
 
 
-def by_step(rows: torch.Tensor, lengths: list[int] = LENGTHS) -> torch.Tensor:
-    """The tokens of rows (B, L, E), longest first, step by step."""
-    return torch.cat([rows[: sum(length > step for length in lengths), step] for step in range(max(lengths))])
+def read_alone(stock: nn.RNNBase, rows: torch.Tensor, reverse: bool) -> torch.Tensor:
+    """The states of each row by itself, and zeros behind it."""
+    states = []
+    for row, length in zip(rows, LENGTHS, strict=True):
+        tokens = row[:length].flip(0) if reverse else row[:length]
+        read = stock(tokens.unsqueeze(0))[0][0]
+        states.append(read.flip(0) if reverse else read)
+    return nn.utils.rnn.pad_sequence(states, batch_first=True)
 
 
 @every_layer
-def test_rows_of_unequal_lengths_are_each_read_alone(kind, products):
-    layer = kind(7, 3)
-    rows = torch.randn(5, 6, 7, requires_grad=True)
-    read = layer(by_step(rows), SIZES)
-    assert products == [(3, 9 if kind is GRU else 12)]
-    assert read.shape == (sum(SIZES), 3)
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_rows_of_unequal_lengths_are_each_read_alone(kind, training, products):
+    layer = kind(7, 3).train(training)
     stock = LAYERS[kind](7, 3, batch_first=True)
     stock.load_state_dict(layer.state_dict())
-    alone = [stock(rows[row : row + 1, :length])[0][0] for row, length in enumerate(LENGTHS)]
-    expected = by_step(nn.utils.rnn.pad_sequence(alone, batch_first=True))
-    same(read, expected)
-    weights = torch.randn_like(read)
-    same(
-        gradients((read * weights).sum(), rows, *layer.parameters()),
-        gradients((expected * weights).sum(), rows, *stock.parameters()),
-    )
+    rows = torch.randn(5, 6, 7, requires_grad=True)
+    orders = reading_orders(MASK, layer, rows)
+    assert [order.step_sizes for order in orders] == [[5, 5, 4, 2, 2, 1] if training else None] * 2
+    for order, reverse in zip(orders, (False, True), strict=True):
+        products.clear()
+        read = layer(rows, order).masked_fill(~MASK.unsqueeze(-1), 0.0)
+        assert products == ([(3, 9 if kind is GRU else 12)] if training else [])
+        assert read.shape == (5, 6, 3)
+        expected = read_alone(stock, rows, reverse)
+        same(read, expected)
+        weights = torch.randn_like(read)
+        same(
+            gradients((read * weights).sum(), rows, *layer.parameters()),
+            gradients((expected * weights).sum(), rows, *stock.parameters()),
+        )
 
 
 @every_layer
-def test_without_sizes_a_layer_is_pytorchs(kind):
-    layer, inputs = kind(7, 3), torch.randn(6, 5, 7)
+def test_in_training_nothing_is_read_behind_a_row(kind):
+    layer, rows = kind(7, 3), torch.randn(5, 6, 7)
+    for order in reading_orders(MASK, layer, rows):
+        assert sorted(order.places.tolist()) == MASK.flatten().nonzero().flatten().tolist()
+        assert (layer(rows, order)[~MASK] == 0).all()
+
+
+@every_layer
+def test_in_evaluation_a_layer_is_pytorchs(kind):
+    layer, inputs = kind(7, 3).eval(), torch.randn(5, 6, 7)
     stock = LAYERS[kind](7, 3)
     stock.load_state_dict(layer.state_dict())
-    assert layer(inputs).equal(stock(inputs)[0])
+    order, _ = reading_orders(torch.ones(5, 6, dtype=torch.bool), layer, inputs)
+    assert layer(inputs, order).equal(stock(inputs.transpose(0, 1))[0].transpose(0, 1))
 
 
 @every_cell
@@ -204,10 +232,13 @@ def test_a_cell_whose_weights_are_made_before_each_step_shares_none(kind):
 def test_a_pruned_layer_reads_with_the_weights_that_are_left(kind):
     layer = kind(7, 3)
     prune.random_unstructured(layer, "weight_hh_l0", amount=0.5)
-    inputs = torch.randn(6, 5, 7)
+    inputs = torch.randn(5, 6, 7)
+    order, _ = reading_orders(torch.ones(5, 6, dtype=torch.bool), layer, inputs)
+    assert order.step_sizes is not None
     for _ in range(2):
-        read = layer(inputs.flatten(0, 1), [5] * 6)
+        read = layer(inputs, order)
         with torch.no_grad():
-            same(read, layer(inputs).flatten(0, 1))
+            # All rows are equally long, so the order is the same without sizes.
+            same(read, layer(inputs, ReadingOrder(order.places, None)))
             layer.weight_hh_l0_orig.mul_(2)
         read.sum().backward()

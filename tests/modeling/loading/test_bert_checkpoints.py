@@ -237,6 +237,6 @@ def test_a_query_without_its_key_is_refused(make_model, tmp_path):
     ours.save_pretrained(tmp_path)
     state = load_file(tmp_path / "model.safetensors")
     del state["bert.encoder.layer.1.attention.self.key.weight"]
-    with pytest.raises(ValueError, match=r"blocks\.1\..*query\.weight` is there without its key and value") as error:
+    with pytest.raises(ValueError, match=r"blocks\.1\..*query\.weight` comes without its key and value") as error:
         ours.load_state_dict(state, strict=False)
     assert "\n" not in str(error.value)

@@ -115,7 +115,7 @@ def test_pickled_weights_are_refused(refusal, line, tmp_path, name, is_evil):
 def test_a_pickle_under_the_name_of_safetensors_is_refused(refusal, line, tmp_path, name):
     folder, arguments = line(name)
     torch.save({"evil": Evil(tmp_path / "trace")}, folder / "model.safetensors")
-    assert "has no whole model.safetensors" in refusal(*arguments)
+    assert "has no complete model.safetensors" in refusal(*arguments)
     assert not (tmp_path / "trace").exists()
 
 
@@ -128,7 +128,7 @@ def test_weights_outside_of_the_folder_are_refused(refusal, line, tmp_path, name
     names = load_file(tmp_path / "weights.safetensors")
     index = {"metadata": {}, "weight_map": dict.fromkeys(names, place)}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert f"names {place!r}, which is no safetensors file inside of it" in refusal(*arguments)
+    assert f"names {place!r}, which is not a safetensors file in the folder" in refusal(*arguments)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '"x"', "[" * 5_000])
@@ -143,7 +143,7 @@ def test_files_of_a_model_that_do_not_read(refusal, line, file, content):
 def test_a_file_that_holds_no_tokenizer(refusal, line, content):
     folder, arguments = line("generate")
     (folder / "tokenizer.json").write_text(content)
-    assert f"`model` ({folder}) has a tokenizer.json that holds no tokenizer: " in refusal(*arguments)
+    assert f"`model` ({folder}) has a tokenizer.json that is not a tokenizer: " in refusal(*arguments)
 
 
 @pytest.mark.parametrize("index", [{}, {"weight_map": {}}, {"weight_map": {"a": 5}, "metadata": {}}, {"metadata": 5}])

@@ -1,7 +1,5 @@
 import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ from transformers import DataCollatorWithFlattening
 from regard.training.examples.bert import BertCollator
 from regard.training.examples.masking import IGNORED
 from regard.training.reading.documents import load_documents
+from tests.support.fresh import run_python
 
 ROOT = Path(__file__).parents[3]
 
@@ -246,13 +245,12 @@ print(json.dumps(made))
 """
 
 
-@pytest.mark.slow
 def test_another_process_makes_the_same_examples(examples, tokenizer, corpus_folder, tmp_path):
     tokenizer.save_pretrained(tmp_path)
-    command = [sys.executable, "-c", PROBE, str(tmp_path), corpus_folder]
-    output = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    other = run_python(PROBE, ROOT, str(tmp_path), corpus_folder)
+    assert other.returncode == 0, other.stderr
     epoch = examples.epoch(1)
-    made = json.loads(output.splitlines()[-1])
+    made = json.loads(other.stdout.splitlines()[-1])
     assert all(same(epoch[index], example) for index, example in enumerate(made))
     assert len(made) == len(epoch)
 

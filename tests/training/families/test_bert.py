@@ -208,6 +208,16 @@ def test_brain_float_learns_the_same_to_its_precision(pretrain, tmp_path, weight
     assert torch.get_default_dtype() == torch_default
 
 
+def test_a_model_is_compiled_only_if_asked_for(pretrain, tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **how: compiled.append((type(self).__name__, how)))
+    pretrain(tmp_path / "plain", steps=1)
+    assert compiled == []
+    pretrain(tmp_path / "compiled", compile=True, steps=1)
+    assert compiled == [("RegardBertForPreTraining", {"dynamic": True})]
+
+
+@pytest.mark.slow
 def test_compiled_it_learns_the_same(pretrain, tmp_path, monkeypatch):
     compiled, compile_in_place = [], nn.Module.compile
 

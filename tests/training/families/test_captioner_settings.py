@@ -101,11 +101,11 @@ def test_backbones_that_cannot_be(caption, backbone_folder, tmp_path):
     other.save_pretrained(tmp_path / "lacking")
     (tmp_path / "none").mkdir()
     for name, complaint in (
-        ("bert", "of the model type 'bert', of which there is no AutoBackbone"),
+        ("bert", "has the model type 'bert', for which transformers has no AutoBackbone"),
         ("grey", r"the backbone \(`num_channels` 1\) must read 3 channels"),
         ("empty", "no file named model.safetensors"),
         ("lacking", r"lacks \d+ of the weights that it needs, such as encoder"),
-        ("nowhere", r"`backbone` \(.*nowhere\) is no folder here, and the Hub did not give it"),
+        ("nowhere", r"`backbone` \(.*nowhere\) is no folder here, and could not be loaded from the Hub"),
     ):
         with pytest.raises((ValueError, OSError), match=complaint) as raised:
             caption(tmp_path / "run", backbone=str(tmp_path / name))

@@ -308,7 +308,7 @@ def test_a_run_that_is_killed_ends_as_one_that_is_not(family, train_pairs, tmp_p
 def test_eight_pairs_are_learned_by_heart(family, given, train_pairs, write_pairs, tmp_path):
     words = "ab cde fg hij bc a ef gh".split()
     eight = write_pairs("eight", [(f"{word} no. {number}", word[::-1]) for number, word in enumerate(words)])
-    own = {"dropout": 0.0, "learning_rate": 0.01, "steps": 120, "evaluate_every": 0, "save_every": 0, "max_length": 20}
+    own = {"dropout": 0.0, "learning_rate": 0.01, "steps": 95, "evaluate_every": 0, "save_every": 0, "max_length": 20}
     results = train_pairs(family, tmp_path / "run", data=[eight], validation=eight, **own, **given)
     assert results["metrics"]["exact_match"] == results["metrics"]["token_accuracy"] == 1
     assert results["metrics"]["chrf"] == pytest.approx(100)

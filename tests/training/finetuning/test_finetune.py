@@ -429,7 +429,10 @@ def test_lora_trains_what_the_checkpoint_lacks(stock, base, data, tmp_path):
         ({"max_length": 49}, r"`max_length` \(49\) must be at least 5 and at most 48"),
         ({"max_length": 3}, r"`max_length` \(3\) must be at least 5 and at most 48"),
         ({"batch_size": 9, "accumulation": 2}, r"`batch_size` \(9\) must be a multiple of 2"),
-        ({"model": "no/such-model"}, r"`model` \(no/such-model\) is no folder here, and the Hub did not give it"),
+        (
+            {"model": "no/such-model"},
+            r"`model` \(no/such-model\) is no folder here, and could not be loaded from the Hub",
+        ),
         ({"epoch": 3}, r"there is no setting `epoch`: did you mean `epochs`"),
         ({"warmup": 1.0}, r"`warmup` \(1\.0\) must be at least 0 and less than 1"),
         ({"precision": "fp8"}, r"`precision` \('fp8'\) must be one of no, bf16, fp16"),

@@ -2,11 +2,8 @@
 
 import itertools
 import logging
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ from safetensors import safe_open
 from regard.training.loop.loop import Loop
 from regard.training.run import files
 from regard.training.run.checkpoints import last_whole_checkpoint, list_checkpoints
+from tests.support.fresh import run_python
 
 ROOT = Path(__file__).parents[3]
 
@@ -226,12 +224,9 @@ train(BERT, sys.argv[1], yaml.safe_load(sys.argv[2]))
 """
 
 
-@pytest.mark.slow
 def test_a_process_that_is_really_killed(straight, pretrain, tmp_path, same_as_straight):
     settings = (straight[0] / "settings.yaml").read_text().replace("family: bert\n", "")
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "run"), settings]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    assert subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode == -signal.SIGKILL
+    assert run_python(KILLED, ROOT, str(tmp_path / "run"), settings).returncode == -signal.SIGKILL
     assert [path.name for path in list_checkpoints(tmp_path / "run" / "checkpoints")] == ["step-2", "step-4"]
     same_as_straight(tmp_path / "run", pretrain(tmp_path / "run", resume=True))
 
