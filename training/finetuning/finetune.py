@@ -351,7 +351,10 @@ class _Stop(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._is_asked = bool(reduce(torch.tensor([self._signals.received or 0], device=args.device), "sum"))
+        received = self._signals.received or 0
+        if args.world_size > 1:
+            received = int(reduce(torch.tensor([received], device=args.device), "sum"))
+        self._is_asked = received > 0
         # After the last step of an epoch, a checkpoint is saved anyway, and must not be saved before the evaluation.
         is_last = float(state.epoch or 0).is_integer() or control.should_training_stop
         control.should_save = control.should_save or (self._is_asked and not is_last)
