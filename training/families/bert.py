@@ -21,9 +21,9 @@ from ..examples.masking import IGNORED, Masking
 from ..examples.sentences import split_sentences
 from ..examples.tokenized import count_tokens, log_frequencies, tokenize_documents
 from ..loop.objective import Objective
-from ..reading.text import load_split
 from .base import Recipe
 from .settings import BertSettings
+from .text_corpus import load_document_split
 from .tokenizers import load_tokenizer
 
 logger = logging.getLogger("regard.training")
@@ -188,7 +188,7 @@ class BertRecipe(Recipe[BertSettings]):
         return {"next_sentence": any(name.endswith("ForPreTraining") for name in config.architectures or ())}
 
     def load_data(self, settings: BertSettings) -> tuple[Dataset, Dataset]:
-        return load_split(settings)
+        return load_document_split(settings)
 
     def make_processor(self, settings: BertSettings, rows: Dataset) -> PreTrainedTokenizerFast:
         limit = self.make_config(settings).max_position_embeddings

@@ -23,7 +23,7 @@ from ..examples.tokenized import plain_backend
 from ..generation.generate import generate_texts
 from ..generation.text_metrics import exact_match, token_f1
 from ..reading.captioned_images import load_captions
-from ..reading.splits import load_rows
+from ..reading.splits import load_split
 from ..run.settings import held_out_share
 from .base import Recipe
 from .seq2seq_objective import Seq2SeqObjective
@@ -53,7 +53,7 @@ def load_caption_split(settings: CaptionerSettings) -> tuple[Dataset, Dataset]:
         rows = concatenate_datasets([load_captions(name, **reading) for name in names])
         return rows.select(range(min(reading["max_images"] or len(rows), len(rows))))
 
-    return load_rows(settings, "glyphs", make, read)
+    return load_split(settings, read, {"glyphs": make})
 
 
 class CaptionerRecipe(Recipe[CaptionerSettings]):

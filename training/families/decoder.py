@@ -22,9 +22,9 @@ from ..examples.text_chunks import ChunkCollator, ChunkExamples
 from ..examples.tokenized import count_tokens, log_frequencies, tokenize_texts
 from ..generation.text_metrics import perplexity
 from ..loop.objective import Objective
-from ..reading.text import load_split
 from .base import Recipe
 from .settings import DecoderSettings
+from .text_corpus import load_document_split
 from .tokenizers import load_tokenizer
 
 logger = logging.getLogger("regard.training")
@@ -129,7 +129,7 @@ class DecoderRecipe(Recipe[DecoderSettings]):
         return {"max_length": min(DecoderSettings.max_length, config.max_position_embeddings)}
 
     def load_data(self, settings: DecoderSettings) -> tuple[Dataset, Dataset]:
-        return load_split(settings)
+        return load_document_split(settings)
 
     def make_processor(self, settings: DecoderSettings, rows: Dataset) -> PreTrainedTokenizerFast:
         limit = self.make_config(settings).max_position_embeddings

@@ -22,7 +22,7 @@ from ...tokenization.wordpiece import check_vocabulary
 from ..builtin.dates import load_dates, parse_dates_name
 from ..examples.seq2seq import PairCollator, PairExample, PairExamples, tokenize_pairs
 from ..generation.generate import exact_match_by, generate_texts, text_figures
-from ..reading.splits import load_rows
+from ..reading.splits import load_split
 from ..reading.text_pairs import load_pairs
 from .base import Recipe, Settings
 from .seq2seq_objective import Seq2SeqObjective
@@ -65,7 +65,7 @@ def load_pair_split(settings: PairSettings) -> tuple[Dataset, Dataset]:
             bad_records=settings.bad_records,
         )
 
-    return load_rows(settings, "dates", make, read)
+    return load_split(settings, read, {"dates": make})
 
 
 class PairRecipe(Recipe[Settings]):

@@ -255,7 +255,7 @@ def corpora(folder: Path) -> dict[str, dict]:
     ("name", "given", "expected"),
     [
         ("empty", {}, "the corpus is empty: no text in"),
-        ("one", {}, "the corpus has 1 document, too few to hold out 2"),
+        ("one", {}, "too few to hold out 2 and train on 2 or more: add documents, split"),
         ("latin", {}, "latin.txt' is not UTF-8: byte 16 (0xe9)"),
         ("broken", {}, "broken.jsonl:3 does not parse as JSON"),
         ("column", {}, "has no column 'text'; `text_column` can be 'title', 'body'"),
