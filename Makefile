@@ -5,17 +5,23 @@ BIN := .venv/bin
 READY := .venv/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: help train test study bench check constraints clean
+.PHONY: help train test test-all study bench check constraints clean
 
 help:  ## show this help
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 	@echo "  PYTHON=python3.12 chooses the interpreter, ARGS=\"...\" adds arguments to train and test."
 
 train: $(READY)  ## pretrain a BERT on Python's own documentation
 	$(BIN)/regard train bert $(ARGS)
 
-test: $(READY)  ## run every test
-	$(BIN)/python -m pytest -n 2 tests $(ARGS)
+# Each worker starts with a half of the tests, so that what a module prepares is prepared once.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal tests
+
+test: $(READY)  ## run the tests, all but the slow ones
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: $(READY)  ## run every test, the slow ones too
+	$(PYTEST) $(ARGS)
 
 study: $(READY)  ## what attention buys: train with each alignment and without, about an hour
 	$(BIN)/python docs/alignment_study.py $(ARGS)

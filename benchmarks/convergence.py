@@ -88,7 +88,7 @@ def write_inputs(parameters: dict[str, Any], folder: Path) -> None:
     batches = [[examples[place] for place in range(len(examples))[start : start + size]] for start in starts]
     torch.save([padded(batch) for batch in batches], folder / "held_out.pt")
 
-    config = settings.make_config(tokenizer)
+    config = BERT.make_config(settings, tokenizer)
     stock_config = BertConfig(**{name: getattr(config, name) for name in SHARED_FIELDS})
     torch.manual_seed(0)
     BertForPreTraining(stock_config).save_pretrained(folder / "stock")
@@ -215,7 +215,8 @@ class RegardConvergence(ConvergenceSide):
         from accelerate.utils import set_seed
 
         from regard.training.families.bert import BERT
-        from regard.training.loop.loop import Loop, make_accelerator
+        from regard.training.loop.launch import make_accelerator
+        from regard.training.loop.loop import Loop
         from regard.training.loop.schedule import Budget
 
         class Race(Loop):

@@ -77,12 +77,12 @@ def write_inputs(parameters: dict[str, Any], folder: Path) -> None:
     from transformers import BertConfig, BertModel
 
     from regard.training.examples.sentences import split_sentences
-    from regard.training.families.bert import BertSettings, make_tokenizer
+    from regard.training.families.bert import BERT, BertSettings
     from regard.training.reading.text import load_split
 
     settings = BertSettings(vocab_size=parameters["vocab_size"], max_documents=parameters.get("documents"))
     documents, _ = load_split(settings)
-    make_tokenizer(settings, documents).save_pretrained(folder / "tokenizer")
+    BERT.make_processor(settings, documents).save_pretrained(folder / "tokenizer")
     sentences = [sentence for text in documents["text"] for sentence in split_sentences(text)]
     order = np.random.default_rng(0).permutation(len(sentences))[: parameters["texts"]]
     (folder / "texts.json").write_text(json.dumps([sentences[place] for place in order]), encoding="utf-8")

@@ -45,12 +45,12 @@ def write_inputs(parameters: dict[str, Any], folder: Path) -> None:
     """Writes the documents and the tokenizer."""
     from datasets import concatenate_datasets
 
-    from regard.training.families.bert import BertSettings, make_tokenizer
+    from regard.training.families.bert import BERT, BertSettings
     from regard.training.reading.text import load_split
 
     settings = BertSettings(vocab_size=parameters["vocab_size"], max_documents=parameters.get("documents"))
     documents, _ = load_split(settings)
-    make_tokenizer(settings, documents).save_pretrained(folder / "tokenizer")
+    BERT.make_processor(settings, documents).save_pretrained(folder / "tokenizer")
     concatenate_datasets([documents] * parameters["times"]).save_to_disk(folder / "documents")
 
 

@@ -105,7 +105,7 @@ def document_examples(parameters: dict[str, Any], number: int) -> list[dict[str,
     from regard.training.examples.bert import BertExamples
     from regard.training.examples.masking import Masking
     from regard.training.examples.tokenized import tokenize_documents
-    from regard.training.families.bert import BertSettings, make_tokenizer
+    from regard.training.families.bert import BERT, BertSettings
     from regard.training.reading.text import load_split
 
     settings = BertSettings(
@@ -116,7 +116,7 @@ def document_examples(parameters: dict[str, Any], number: int) -> list[dict[str,
     )
     settings.check()
     documents, _ = load_split(settings)
-    tokenizer = make_tokenizer(settings, documents)
+    tokenizer = BERT.make_processor(settings, documents)
     masking = Masking.from_tokenizer(tokenizer, rate=MASK_RATE)
     corpus = tokenize_documents(documents, tokenizer)
     epoch = BertExamples(corpus, tokenizer, masking, settings.max_length, settings.seed).epoch(0)

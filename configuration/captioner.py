@@ -12,10 +12,9 @@ from transformers.activations import ACT2FN
 from transformers.configuration_utils import SubConfigSpec
 
 from .base import NORM_POSITIONS, POSITION_TYPES, RegardConfig
-from .recurrent import ALIGNMENT_NAMES, RNN_TYPES, RegardRecurrentConfig
+from .choices import ALIGNMENT_NAMES, DECODER_TYPES, RNN_TYPES
+from .recurrent import RegardRecurrentConfig
 from .transformer import RegardTransformerConfig
-
-DECODER_TYPES = ("recurrent", "transformer")
 
 # A ResNet small enough to be trained from scratch on small images; its grid is an eighth of the image each way.
 _DEFAULT_BACKBONE = {

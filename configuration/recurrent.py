@@ -8,9 +8,7 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 
 from .base import RegardConfig
-
-ALIGNMENT_NAMES = ("dot", "scaled_dot", "bilinear", "additive", "none")
-RNN_TYPES = ("gru", "lstm")
+from .choices import ALIGNMENT_NAMES, RNN_TYPES
 
 
 @strict

@@ -28,23 +28,24 @@ STEP = 20
 
 PAGE = """# What attention buys
 
-A recurrent encoder-decoder reads a source and writes a target. Without attention, all that its decoder gets to know of
-the source is one vector of fixed width; with attention, each step looks at the source anew. If that vector is a
-bottleneck, what is lost should grow with the length of the source. Cho et al. (2014), https://arxiv.org/abs/1409.1259,
-saw this in translation, and Bahdanau et al. (2015), https://arxiv.org/abs/1409.0473, what attention does about it.
+A recurrent encoder-decoder reads a source and writes a target. Without attention, all that its decoder knows of the
+source is one vector of fixed width; with attention, each step attends to the source anew. If that vector is a
+bottleneck, the loss should grow with the length of the source. Cho et al. (2014), https://arxiv.org/abs/1409.1259,
+observed this in translation, and Bahdanau et al. (2015), https://arxiv.org/abs/1409.0473, how attention helps.
 
-Here each model rewrites one to five dates, written in any of 24 locales, as ISO 8601. They differ in nothing but the
-alignment: {width} wide, {steps:,} steps of {batch_size} pairs, the same pairs in the same order for a seed. The
-figures are greedy generation's on {held_out:,} held-out rows, none of whose dates occur in training.
+Here each model rewrites one to five dates, written in any of 24 locales, as ISO 8601. They differ only in the
+alignment: {width} wide, {steps:,} steps of {batch_size} pairs, with the same pairs in the same order for each seed.
+The figures are those of greedy generation on {held_out:,} held-out rows, none of whose dates occur in training.
 
 {by_run}
 
-That is the share of targets that are right to the last character, in percent, of each run by itself. Runs differ, and
-two of them may differ by more than two alignments do.
+These are the shares of targets that are right to the last character, in percent, for each run. Two runs of the same
+alignment may differ by more than two alignments do.
 
 ![Exact match by length of the source, a line for each run](images/alignment_study.png)
 
-Over all runs of an alignment, with the standard error of the share (which knows nothing of how much runs differ):
+The same share over all runs of an alignment, with its standard error (which does not include the differences between
+runs):
 
 {by_length}
 

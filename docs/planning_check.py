@@ -39,7 +39,8 @@ def in_memory(name: str) -> int:
 
 def memory(family: str, settings: dict[str, Any]) -> int:
     from regard.training.families.registry import TRAINABLE
-    from regard.training.loop.loop import Loop, make_accelerator
+    from regard.training.loop.launch import make_accelerator
+    from regard.training.loop.loop import Loop
     from regard.training.loop.schedule import Budget
     from regard.training.planning.trial_step import synthetic_batch
     from regard.training.run.settings import make_settings
@@ -68,8 +69,8 @@ def memory(family: str, settings: dict[str, Any]) -> int:
 
 
 def speed(family: str, settings: dict[str, Any]) -> float:
-    from regard.training.families.base import train
     from regard.training.families.registry import TRAINABLE
+    from regard.training.families.train import train
 
     quiet = {"evaluate_every": 0, "save_every": 0, "evaluation_batches": 1, "log_every": 5, "log_with": ["none"]}
     with tempfile.TemporaryDirectory() as folder:

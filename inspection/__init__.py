@@ -1,1 +1,1 @@
-"""Attention maps, shape traces, worked calculations and tests of faithfulness."""
+"""Attention maps, shape traces, worked examples, word senses and tests of faithfulness."""

@@ -1,32 +1,31 @@
 """The pages in docs/ideas work: their Python runs, page by page, prints what they say, and draws their pictures."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from tests.support.fresh import run_python
+
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "ideas"
 PICTURES = ROOT / "docs" / "images" / "ideas"
 PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != "README")
+SLOW = {"bert": pytest.mark.slow}  # it pretrains one
 BLOCK = re.compile(r"^```(python|text)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 
 
-def blocks_of(page: str, kind: str) -> list[str]:
+def chunks_of(page: str, kind: str) -> list[str]:
     text = (FOLDER / f"{page}.md").read_text(encoding="utf-8")
     return [block for found, block in BLOCK.findall(text) if found == kind]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=SLOW.get(page, ())) for page in PAGES])
 def test_a_page_runs(page: str, tmp_path: Path) -> None:
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n" + "\n".join(blocks_of(page, "python"))
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = run_python("\n".join(chunks_of(page, "python")), tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "".join(blocks_of(page, "text"))
+    assert done.stdout == "".join(chunks_of(page, "text"))
     drawn = [path.name for path in tmp_path.iterdir()]
     assert drawn == [f"{page}.png"]
     with Image.open(tmp_path / drawn[0]) as new, Image.open(PICTURES / drawn[0]) as kept:

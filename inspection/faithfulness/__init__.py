@@ -1,1 +1,1 @@
-"""Whether attention explains a prediction."""
+"""Tests of whether attention explains a prediction."""

@@ -1,7 +1,7 @@
-"""Attention with a ground truth: how much of a captioner's attention lies on the mark of a letter while it names it.
+"""Attention with a ground truth: how much of a captioner's attention lies on a letter's mark while it names the mark.
 
-Dimension letters: S examples, H height and W width of an image, P rows and Q columns of the grid of places that a
-captioner looks at, T target length.
+Dimension letters: S examples, B examples of a batch, H height and W width of an image, P rows and Q columns of the
+grid over the image, T target length, V vocabulary size.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from torch import Tensor
 
 from ...configuration.seeds import require_seed
 from ...modeling.captioner import spatial_maps
+from ..maps.attention_map import check_number
 from ..maps.eager_mode import eager_attention
-from ..maps.figure import FONT_SIZE, HEAT
-from ..maps.maps import check_number
+from ..maps.figure import FONT_SIZE, draw_heat
 
 WHITE = 255
-# What a drawing has more than that of its letter alone is the mark, where it is darker by a quarter of black; and the
-# letter must be in it but for so much of its ink.
+# A pixel belongs to the mark if the drawing is darker there than the letter alone by at least this much.
 _DARKER = WHITE // 4
+# The share of the letter's ink that may be missing from the drawing with the mark.
 _LOST = 0.01
 _BATCH = 64
 
-# What shares are measured of: see `MarkFigures`.
+# Names of baselines among the shares of `MarkFigures`.
 EVEN, OTHER, MOST = "even", "other", "most"
 
 
 @dataclass(frozen=True, eq=False)
 class MarkedImage:
-    """A letter with a mark, and where the mark is.
+    """A drawing of a letter with a mark, and the position of the mark.
 
     Args:
-        image: dark on white, 8-bit greyscale.
-        base: the letter without its mark, drawn at the same place.
+        image: the drawing, dark on white, 8-bit greyscale.
+        base: the letter without its mark, drawn at the same position.
         mask: the pixels of the mark, (H, W).
         caption: the true caption.
-        spans: where the words that are looked at begin and end in the caption, by a name for each; "mark" is that of
-            the mark.
-        mark: what the mark is called.
+        spans: start and end in the caption of each word whose attention is measured, by a name for the word; "mark"
+            names the word of the mark.
+        mark: name of the mark.
         character: the letter with its mark.
     """
 
@@ -61,19 +61,20 @@ class MarkedImage:
 
 @dataclass(frozen=True, eq=False)
 class MarkFigures:
-    """What was measured, for each example.
+    """The measurements of each example.
 
     Attributes:
-        shares: (S, 3), by whose attention it is: of the words of `MarkedImage.spans`; of "other", the map of another
-            example with the same mark for its word (NaN where there is none); of "even" weights; and "most", the
-            largest that any weights could come to. The three are the share of the weights that falls on the mark's
-            pixels, if each weight is spread evenly over its place's cell; the share on the places whose cells hold
-            some of the mark; and whether the largest weight is on such a place (1 or 0; of "even" weights how many
-            places are).
+        shares: three shares of attention, (S, 3), by the name of a word of `MarkedImage.spans` or of a baseline. The
+            columns are the share on the pixels of the mark, if each weight is spread evenly over its cell; the share
+            on the cells that touch the mark; and 1 if the largest weight is on such a cell, else 0. The baselines are
+            "other", the map of another example with the same mark while the mark is named (NaN if there is no other);
+            "even", equal weights, whose third column is the share of cells that touch the mark; and "most", the
+            largest shares that any weights could have.
         maps: the weights of each word, (S, P, Q).
-        probability: of the mark's words after the true ones before them, (S,), of the image as it "is", without its
-            "mark", and without as many pixels of the ink of its "letter".
-        right: whether those words are the most probable, (S,).
+        probability: probability of the mark's words after the true words before them, (S,), for three images: "is",
+            the image itself; "mark", the image without its mark; and "letter", the image without as many pixels of the
+            letter's ink.
+        right: whether the mark's words are the most probable ones, (S,).
     """
 
     shares: Mapping[str, np.ndarray]
@@ -83,11 +84,15 @@ class MarkFigures:
 
 
 def mark_pixels(image: Image.Image, base: Image.Image) -> np.ndarray | None:
-    """Where a letter has a mark: what its drawing has more than that of the letter alone, (H, W).
+    """Returns the pixels of a letter's mark, by which its drawing is darker than that of the letter alone.
+
+    Args:
+        image: the drawing of the letter with its mark.
+        base: the drawing of the letter alone.
 
     Returns:
-        None if the letter alone is not a part of the drawing, but for 1% of its ink. (Some fonts draw the two in
-        different places or shapes.)
+        (H, W), or None if more than 1% of the letter's ink is missing from the drawing with the mark, as in fonts that
+        draw the two in different positions or shapes.
     """
     full, alone = (np.asarray(drawn).astype(int) for drawn in (image, base))
     if np.clip(full - alone, 0, None).sum() > _LOST * (WHITE - alone).sum():
@@ -95,40 +100,52 @@ def mark_pixels(image: Image.Image, base: Image.Image) -> np.ndarray | None:
     return alone - full >= _DARKER
 
 
-def covered(mask: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """The share of each place's cell that a mask (H, W) covers, (P, Q).
+def cell_coverage(mask: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    """Returns the share of each cell of a grid that a mask covers.
 
-    The cells divide the image into equal rectangles; a pixel may lie in several. So the sum of weights times this is
-    what falls on the mask if each weight is spread evenly over its cell.
+    The cells divide the image into equal rectangles, and a pixel may lie in several of them. The sum of weights times
+    coverage is the weight on the mask if each weight is spread evenly over its cell.
+
+    Args:
+        mask: the pixels, (H, W).
+        grid: height and width of the grid.
+
+    Returns:
+        (P, Q).
     """
     rows, columns = (_overlaps(length, cells) for length, cells in zip(mask.shape, grid, strict=True))
     return rows @ mask @ columns.T
 
 
 def _overlaps(length: int, cells: int) -> np.ndarray:
-    """The share of each cell that each pixel makes up, (cells, length)."""
+    """Returns the share of each cell that each pixel makes up along one axis, (cells, length)."""
     edges = np.linspace(0, length, cells + 1)
     pixels = np.arange(length)
     inside = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
     return np.clip(inside, 0, None) * cells / length
 
 
-def shares_on(weights: np.ndarray, covers: np.ndarray) -> np.ndarray:
-    """The shares of `MarkFigures`, (S, 3), of weights (S, P, Q) and of what the marks cover (S, P, Q)."""
-    weights, covers = weights.reshape(len(weights), -1), covers.reshape(len(covers), -1)
-    largest = covers[np.arange(len(covers)), weights.argmax(axis=1)] > 0
-    return np.stack([(weights * covers).sum(1), (weights * (covers > 0)).sum(1), largest], axis=1)
+def mark_shares(weights: np.ndarray, coverage: np.ndarray) -> np.ndarray:
+    """Returns the three shares of `MarkFigures`, (S, 3), of weights and of the coverage by marks, both (S, P, Q)."""
+    weights, coverage = weights.reshape(len(weights), -1), coverage.reshape(len(coverage), -1)
+    largest = coverage[np.arange(len(coverage)), weights.argmax(axis=1)] > 0
+    return np.stack([(weights * coverage).sum(1), (weights * (coverage > 0)).sum(1), largest], axis=1)
 
 
 @torch.no_grad()
 def receptive_field(model: Any, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Which pixels a captioner's places can see at all, found by changing them one row or column at a time.
+    """Returns which pixels each cell of a captioner can see, found by changing one row or column of pixels at a time.
+
+    Args:
+        model: a captioner of this package.
+        height: height of the image in pixels.
+        width: width of the image in pixels.
 
     Returns:
-        (P, H), whether each row of places sees each row of pixels, and (Q, W), the same for columns.
+        Whether each row of cells sees each row of pixels, (P, H), and the same for columns, (Q, W).
     """
     grid = model.feature_grid(height, width)
-    # With few digits, what was computed together may differ by a rounding.
+    # In float64, because in float32 rounding may change a cell that does not see the pixels.
     encoder = copy.deepcopy(model.encoder).double().eval()
     generator = torch.Generator().manual_seed(0)
     channels = getattr(encoder.backbone.config, "num_channels", 3)
@@ -149,13 +166,19 @@ def receptive_field(model: Any, height: int, width: int) -> tuple[Tensor, Tensor
     return torch.stack(list(seen(1)), dim=1).cpu(), torch.stack(list(seen(2)), dim=1).cpu()
 
 
-def without_patch(image: Image.Image, base: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Erases as many pixels of the letter's ink as its mark has: those next to one that is drawn at random."""
+def erase_patch(image: Image.Image, base: Image.Image, rng: np.random.Generator) -> Image.Image:
+    """Erases as many pixels of the letter's ink as its mark has, those nearest to a random one.
+
+    Args:
+        image: the drawing of the letter with its mark.
+        base: the drawing of the letter alone.
+        rng: draws the pixel.
+    """
     pixels, alone = np.array(image), np.asarray(base)
     number = int((pixels != alone).sum())
     rows, columns = np.nonzero((alone < WHITE) & (pixels == alone))
-    middle = rng.integers(len(rows))
-    distances = (rows - rows[middle]) ** 2 + (columns - columns[middle]) ** 2
+    centre = rng.integers(len(rows))
+    distances = (rows - rows[centre]) ** 2 + (columns - columns[centre]) ** 2
     nearest = np.argsort(distances, kind="stable")[:number]
     pixels[rows[nearest], columns[nearest]] = WHITE
     return Image.fromarray(pixels)
@@ -170,24 +193,24 @@ def measure_marks(
     head: int | str = "mean",
     seed: int = 0,
 ) -> MarkFigures:
-    """Measures how much of a captioner's attention lies on the marks, while it is given the true captions.
+    """Measures how much of a captioner's attention lies on the marks while it reads the true captions.
 
-    A name of several tokens has the mean of their maps, and the product of their probabilities.
+    The map of a word of several tokens is the mean of their maps, its probability the product of their probabilities.
 
     Args:
-        model: a captioner that attends.
+        model: a captioner of this package with attention.
         processor: its processor.
-        examples: letters with marks.
-        layer: whose weights, from 0, or from the last one, -1.
-        head: the same, or "mean" over all.
-        seed: of what is drawn: the maps of other examples, and the patches that are erased.
+        examples: drawings of letters with marks.
+        layer: number of the layer from 0, or counted from the last, which is -1.
+        head: number of the head, counted in the same way, or "mean" over all heads.
+        seed: seed of the choice of other examples and of the erased patches.
 
     Raises:
-        ValueError: if there are no examples, the captioner attends to nothing, there is no such layer or head, or the
-            tokenizer does not know a word or does not tell where tokens are.
+        ValueError: if there are no examples, the captioner has no attention, there is no such layer or head, or the
+            tokenizer does not know a word or returns no offsets.
     """
     if not examples:
-        raise ValueError("`examples` holds none: give one or more")
+        raise ValueError("`examples` is empty: give at least one")
     require_seed(seed)
     rng = np.random.default_rng(seed)
     maps: dict[str, list[np.ndarray]] = {name: [] for name in examples[0].spans}
@@ -201,7 +224,7 @@ def measure_marks(
             images = {
                 "is": [each.image for each in batch],
                 "mark": [each.base for each in batch],
-                "letter": [without_patch(each.image, each.base, rng) for each in batch],
+                "letter": [erase_patch(each.image, each.base, rng) for each in batch],
             }
             for name, shown in images.items():
                 pixel_values = processor(images=shown, return_tensors="pt")["pixel_values"].to(model.device)
@@ -223,9 +246,9 @@ def measure_marks(
                             maps[word].append(chosen[k, tokens].mean(axis=0))
     stacked = {name: np.stack(each) for name, each in maps.items()}
     grid = stacked["mark"].shape[1:]
-    covers = np.stack([covered(example.mask, grid) for example in examples])
+    coverage = np.stack([cell_coverage(example.mask, grid) for example in examples])
     return MarkFigures(
-        shares=_all_shares(stacked, covers, _others([example.mark for example in examples], rng)),
+        shares=_all_shares(stacked, coverage, _same_mark([example.mark for example in examples], rng)),
         maps=stacked,
         probability={name: np.array(each) for name, each in probability.items()},
         right=np.array(right),
@@ -233,9 +256,9 @@ def measure_marks(
 
 
 def _find_words(tokenizer: Any, example: MarkedImage) -> dict[str, list[int]]:
-    """The places of the tokens of each word in the labels."""
+    """Returns the positions in the labels of the tokens of each word."""
     if not tokenizer.is_fast:
-        raise ValueError(f"`processor` has a {type(tokenizer).__name__}, which does not tell where tokens are")
+        raise ValueError(f"`processor` has a {type(tokenizer).__name__}, which returns no offsets of tokens")
     encoding = tokenizer(
         example.caption, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False
     )
@@ -244,20 +267,20 @@ def _find_words(tokenizer: Any, example: MarkedImage) -> dict[str, list[int]]:
     for name, (start, end) in example.spans.items():
         found[name] = [place for place, offset in enumerate(offsets) if offset[0] < end and offset[1] > start]
         if any(ids[place] == tokenizer.unk_token_id for place in found[name]) or not found[name]:
-            raise ValueError(f"`processor` does not know {example.caption[start:end]!r}, of {example.caption!r}")
+            raise ValueError(f"`processor` does not know {example.caption[start:end]!r} of {example.caption!r}")
     return found
 
 
 def _choose_maps(model: Any, outputs: Any, size: tuple[int, int], layer: int, head: int | str) -> np.ndarray:
     if not outputs.cross_attentions or outputs.cross_attentions[0] is None:
-        raise ValueError(f"`model` is a {type(model).__name__} that attends to nothing")
+        raise ValueError(f"`model` is a {type(model).__name__} without attention")
     maps = spatial_maps(outputs.cross_attentions, model.feature_grid(*size)).float().cpu().numpy()
     heads = maps[check_number("layer", layer, len(maps))].swapaxes(0, 1)  # (heads, B, T, P, Q)
     return heads.mean(axis=0) if head == "mean" else heads[check_number("head", head, len(heads), " or 'mean'")]
 
 
-def _others(marks: Sequence[str], rng: np.random.Generator) -> np.ndarray:
-    """For each example another one with the same mark, -1 where there is none."""
+def _same_mark(marks: Sequence[str], rng: np.random.Generator) -> np.ndarray:
+    """Returns for each example the number of another one with the same mark, or -1 if there is none."""
     others = np.full(len(marks), -1)
     for mark in sorted(set(marks)):
         members = rng.permutation([place for place, each in enumerate(marks) if each == mark])
@@ -266,27 +289,28 @@ def _others(marks: Sequence[str], rng: np.random.Generator) -> np.ndarray:
     return others
 
 
-def _all_shares(maps: Mapping[str, np.ndarray], covers: np.ndarray, others: np.ndarray) -> dict[str, np.ndarray]:
-    shares = {name: shares_on(each, covers) for name, each in maps.items()}
-    shares[OTHER] = np.where(others[:, None] < 0, np.nan, shares_on(maps["mark"][others], covers))
-    touched = (covers > 0).mean(axis=(1, 2))
-    shares[EVEN] = np.stack([covers.mean(axis=(1, 2)), touched, touched], axis=1)
-    shares[MOST] = np.stack([covers.max(axis=(1, 2)), *np.ones((2, len(covers)))], axis=1)
+def _all_shares(maps: Mapping[str, np.ndarray], coverage: np.ndarray, others: np.ndarray) -> dict[str, np.ndarray]:
+    shares = {name: mark_shares(each, coverage) for name, each in maps.items()}
+    shares[OTHER] = np.where(others[:, None] < 0, np.nan, mark_shares(maps["mark"][others], coverage))
+    touched = (coverage > 0).mean(axis=(1, 2))
+    shares[EVEN] = np.stack([coverage.mean(axis=(1, 2)), touched, touched], axis=1)
+    shares[MOST] = np.stack([coverage.max(axis=(1, 2)), *np.ones((2, len(coverage)))], axis=1)
     return shares
 
 
 def plot_marks(
     examples: Sequence[MarkedImage], figures: MarkFigures, chosen: Sequence[int], output: str | Path
 ) -> None:
-    """Draws some examples, their marks outlined: a row for each word, with its weights over the image.
+    """Draws some examples with their marks outlined, and saves the figure.
 
-    One scale of colour holds for all. Under each is the share on the places that hold some of the mark.
+    Each row shows the weights of one word over the images; all panels share one colour scale. Below each panel is the
+    share of the weights on the cells that touch the mark.
 
     Args:
-        examples: what was measured.
-        figures: what came of it.
-        chosen: the numbers of those to draw.
-        output: the file.
+        examples: the measured examples.
+        figures: the measurements.
+        chosen: numbers of the examples to draw.
+        output: file of the figure.
     """
     names = list(figures.maps)
     largest = max(float(figures.maps[name][chosen].max()) for name in names)
@@ -296,19 +320,17 @@ def plot_marks(
         for axes, number in zip(grid[row], chosen, strict=True):
             example, weights = examples[number], figures.maps[name][number]
             height, width = example.mask.shape
-            place = (-0.5, width - 0.5, height - 0.5, -0.5)
-            heat = np.concatenate([np.broadcast_to(HEAT, (*weights.shape, 3)), 0.85 * weights[..., None] / largest], 2)
             axes.imshow(example.image, cmap="gray", vmin=0, vmax=WHITE)
-            axes.imshow(heat, extent=place, interpolation="nearest")
-            # Of many small squares for each pixel, so that the outline goes around pixels.
+            draw_heat(axes, weights / largest, (width, height), interpolation="nearest")
+            # Each pixel is enlarged to many small squares, so that the outline follows the edges of pixels.
             fine = np.kron(np.pad(example.mask, 1), np.ones((8, 8)))
             ends = (-1.5, width + 0.5, -1.5, height + 0.5)
             axes.contour(fine, levels=[0.5], colors="tab:blue", linewidths=1.2, extent=ends)
             start, end = example.spans[name]
             axes.set_title(f"“{example.caption[start:end]}”", fontsize=FONT_SIZE)
-            axes.set_xlabel(f"{figures.shares[name][number, 1]:.0%} on its places", fontsize=FONT_SIZE - 1)
+            axes.set_xlabel(f"{figures.shares[name][number, 1]:.0%} on its cells", fontsize=FONT_SIZE - 1)
             axes.set_xticks([])
             axes.set_yticks([])
-            axes.set_xlim(place[:2])
-            axes.set_ylim(place[2:])
+            axes.set_xlim(-0.5, width - 0.5)
+            axes.set_ylim(height - 0.5, -0.5)
     figure.savefig(output, dpi=110, bbox_inches="tight")

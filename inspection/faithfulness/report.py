@@ -1,4 +1,4 @@
-"""The verdict on attention as an explanation: means over examples with their intervals, lines of text, a picture."""
+"""The report on attention as an explanation: means over examples with intervals, the verdict, and a figure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from ..maps.figure import set_title
 
 RESAMPLES = 2000
-# So little of a distribution is taken for none of it.
+# A change of less than this share of a distribution counts as none.
 NEGLIGIBLE = 0.05
 
 _ORDERS = {
@@ -53,14 +53,14 @@ _SHUFFLES = {"layer_distance": "this {shuffled}", "all_distance": "all layers"}
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure over some examples.
+    """The mean of a figure over examples, with its spread and interval.
 
     Args:
-        mean: over the examples; NaN if there are none that have the figure.
-        deviation: its standard deviation from one example to another.
+        mean: mean over the examples for which the figure is defined; NaN if there are none.
+        deviation: standard deviation between these examples.
         low: lower end of the 95% interval of the mean, by a bootstrap over the examples.
-        high: its upper end.
-        count: the number of examples that have the figure.
+        high: upper end of that interval.
+        count: number of these examples.
     """
 
     mean: float
@@ -76,23 +76,28 @@ class Estimate:
 
 
 def estimate(values: Sequence[float], seed: int = 0) -> Estimate:
-    """The mean of a figure over examples; those without it are NaN, and left out."""
-    given = np.array([value for value in values if not np.isnan(value)], dtype=np.float64)
-    if not len(given):
+    """Estimates the mean of a figure over examples.
+
+    Args:
+        values: the value of each example; NaN where the figure is undefined, which is left out.
+        seed: seed of the bootstrap.
+    """
+    defined = np.array([value for value in values if not np.isnan(value)], dtype=np.float64)
+    if not len(defined):
         return Estimate(np.nan, np.nan, np.nan, np.nan, 0)
-    low, high = np.quantile(_resampled_means(given, seed), (0.025, 0.975))
-    deviation = given.std(ddof=1) if len(given) > 1 else np.nan
-    return Estimate(float(given.mean()), float(deviation), float(low), float(high), len(given))
+    low, high = np.quantile(_resampled_means(defined, seed), (0.025, 0.975))
+    deviation = defined.std(ddof=1) if len(defined) > 1 else np.nan
+    return Estimate(float(defined.mean()), float(deviation), float(low), float(high), len(defined))
 
 
 def _resampled_means(values: np.ndarray, seed: int) -> np.ndarray:
-    """Means of examples (count, ...) that are drawn from them with replacement: (RESAMPLES, ...)."""
+    """Returns the means of samples with replacement from examples (count, ...): (RESAMPLES, ...)."""
     drawn = np.random.default_rng(seed).integers(len(values), size=(RESAMPLES, len(values)))
     return values[drawn].mean(axis=1)
 
 
 def reasons_against(estimates: Mapping[str, Estimate]) -> list[str]:
-    """Why attention is not a causal explanation here; empty if neither test says so. See `report_lines`."""
+    """Returns why attention is not a causal explanation, by the rule of `report_lines`; empty if it may be one."""
     reasons = []
     gain, moved = estimates["comprehensiveness_gain"], estimates["layer_distance"]
     if not gain.low > 0:
@@ -106,23 +111,29 @@ def reasons_against(estimates: Mapping[str, Estimate]) -> list[str]:
 def report_lines(
     estimates: Mapping[str, Estimate], examples: int, description: str, shuffled: str = "layer"
 ) -> list[str]:
-    """The figures, and the verdict; `shuffled` is what has its weights shuffled, "layer" or "head".
+    """Returns the figures and the verdict as lines of text.
 
-    The rule: attention is "not a causal explanation" of the predictions if
+    The verdict is "not a causal explanation" if
 
-    - dropping the most attended inputs changes them no more than dropping random ones: the interval of the gain in
-      comprehensiveness is not above 0; or
-    - the weights make no difference: the interval of the distance between the output and that with the weights of the
-      layer, or of the head that is looked at, shuffled lies below `NEGLIGIBLE`.
+    - dropping the most attended inputs changes the predictions no more than dropping random ones: the interval of the
+      gain in comprehensiveness is not above 0; or
+    - the weights make no difference: the interval of the distance between the outputs with and without shuffled
+      weights lies below `NEGLIGIBLE`.
 
-    Otherwise it is said that attention points at what matters, and what that does not prove.
+    Otherwise the verdict is that attention points at inputs that matter, with what that does not prove.
+
+    Args:
+        estimates: the figures by name.
+        examples: number of examples.
+        description: the first line.
+        shuffled: the part whose weights are shuffled, "layer" or "head".
     """
     rows = []
     width = max(len(label.format(shuffled=shuffled)) for label, _ in _ROWS)
     for label, name in _ROWS:
         value = estimates[name]
-        some = f"  ({value.count} examples)" if 0 < value.count < examples else ""
-        rows.append(f"{label.format(shuffled=shuffled).ljust(width)}  {value}{some}")
+        fewer = f"  ({value.count} examples)" if 0 < value.count < examples else ""
+        rows.append(f"{label.format(shuffled=shuffled).ljust(width)}  {value}{fewer}")
     return [
         description,
         f"{examples} examples: mean ± standard deviation [95% interval of the mean]",
@@ -136,30 +147,30 @@ def _verdict(estimates: Mapping[str, Estimate]) -> list[str]:
     gain, moved = estimates["comprehensiveness_gain"], estimates["layer_distance"]
     own, ceiling = estimates["tau_attention_leave_one_out"], estimates["tau_leave_one_out_gradients"]
     best = estimates["comprehensiveness_leave_one_out"].mean - estimates["comprehensiveness_random"].mean
-    compared = f"by {gain.mean:.3f} more than dropping random ones (the leave-one-out order does by {best:.3f})"
+    compared = f"by {gain.mean:.3f} more than dropping random ones (in leave-one-out order by {best:.3f} more)"
     lines = []
     if reasons:
         lines.append(f"Verdict: not a causal explanation: {', and '.join(reasons)}.")
         if gain.low > 0:
-            lines.append(f"Dropping the most attended inputs does lower the probability, {compared}.")
+            lines.append(f"Still, dropping the most attended inputs lowers the probability {compared}.")
     else:
         lines.append(
             "Verdict: attention points at inputs that matter: dropping the most attended lowers the probability "
             f"{compared}, and shuffling the weights moves {moved.mean:.0%} of the output's distribution."
         )
         lines.append(
-            "It is no proof that they are the reason: other weights may give the same output, erased inputs are none "
-            "that the model has learned from, and what a weight takes from a place may come from other inputs."
+            "This does not prove that they are the reason: other weights may give the same output, the model was not "
+            "trained on erased inputs, and a position may carry information from other inputs."
         )
     if own.count and ceiling.count:
         lines.append(
-            f"It ranks the inputs like leave-one-out with tau {own.mean:.2f}; integrated gradients, the other measure "
-            f"of what matters, do with tau {ceiling.mean:.2f}."
+            f"Its ranking of the inputs agrees with that of leave-one-out with tau {own.mean:.2f}; that of integrated "
+            f"gradients, the other measure of what matters, with tau {ceiling.mean:.2f}."
         )
     return lines
 
 
-def draw(
+def draw_faithfulness(
     shares: Sequence[int],
     curves: Mapping[str, np.ndarray],
     measures: Mapping[str, np.ndarray],
@@ -168,16 +179,16 @@ def draw(
     seed: int,
     shuffled: str,
 ) -> Figure:
-    """Draws the erasure curves with 95% bands, and each example's rank correlations and shuffled distances.
+    """Draws the erasure curves with 95% bands, and the rank correlations and shuffled distances of each example.
 
     Args:
-        shares: that the curves are at, in percent.
-        curves: the probabilities of each order, (examples, shares).
-        measures: of each example by name.
-        estimates: of the measures by name.
-        title: of the picture.
-        seed: of the bands' bootstrap and of the points' places.
-        shuffled: what has its weights shuffled, see `report_lines`.
+        shares: the shares of erased inputs in percent, the horizontal axis of the curves.
+        curves: the probabilities for each order, (examples, shares), by the name of the order.
+        measures: the values of all examples, by the name of the measure.
+        estimates: the means of the measures, by name.
+        title: title of the figure.
+        seed: seed of the bootstrap and of the horizontal scatter of the points.
+        shuffled: the part whose weights are shuffled, "layer" or "head".
     """
     figure = Figure(figsize=(13.5, 4.8), layout="constrained")
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.35, 1.25, 0.75))
@@ -187,7 +198,7 @@ def draw(
         left.fill_between(shares, low, high, color=colour, alpha=0.15, linewidth=0)
     left.set(xlabel="inputs dropped (%)", ylabel="probability of the prediction", xlim=(-2, 102), ylim=(0, None))
     left.set_title("Erasure", fontsize=10)
-    # Below, where no curve runs into it.
+    # Below the axes, where it hides no curve.
     figure.legend(loc="outside lower left", ncols=len(_ORDERS), fontsize=9, frameon=False)
     rng = np.random.default_rng(seed)
     _draw_points(middle, _TAUS, measures, estimates, rng)
@@ -210,7 +221,7 @@ def _draw_points(
     estimates: Mapping[str, Estimate],
     rng: np.random.Generator,
 ) -> None:
-    """A column of examples for each measure, and beside it the mean with its interval."""
+    """Draws a column of points for each measure, and beside it the mean with its interval."""
     for place, name in enumerate(labels):
         values, found = measures[name], estimates[name]
         axes.plot(place + rng.uniform(-0.28, 0.02, len(values)), values, ".", color="0.6", markersize=4, alpha=0.7)

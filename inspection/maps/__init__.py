@@ -1,1 +1,1 @@
-"""Attention maps, and the figure and the page that show them."""
+"""Attention maps, and the figures and HTML pages that show them."""

@@ -1,4 +1,4 @@
-"""Attention maps as pictures, with matplotlib."""
+"""Attention maps as matplotlib figures."""
 
 from __future__ import annotations
 
@@ -11,37 +11,38 @@ from typing import Any
 
 import numpy as np
 from matplotlib import font_manager
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 from PIL import Image
 
-from .tokens import number_of
+from .tokens import code_point
 
 FONT = "DejaVu Sans"  # matplotlib's own
 FONT_SIZE = 9
-# Inches: what a token gets where there is room, the longer side of the grid at the least and at the most.
+# Inches: the usual size of a cell, and the least and largest length of the longer side of the grid.
 CELL, LEAST, MOST = 0.22, 2.4, 10.0
+# Characters of a label, and of a title over an image, which the width of a panel limits.
 LONGEST_LABEL = 24
-# Above an image, with the weight behind it: as many as a panel is wide.
 LONGEST_TITLE = 17
 COLUMNS = 6
-# A page shows the maps of any number of words over an image, a picture those of so many.
+# The most queries that a figure shows over an image.
 MOST_PANELS = 35
 HEAT = (0.85, 0.1, 0.3)
 
 
 def draw_map(matrix: np.ndarray, queries: Sequence[str], keys: Sequence[str], title: str) -> Figure:
-    """Draws weights (queries, keys) as a grid, the keys on top; of a long text some labels are left out.
+    """Draws weights as a grid with the keys on top. For a long text it leaves some labels out.
 
     Args:
-        matrix: the weights.
+        matrix: the weights, (queries, keys).
         queries: label of each row.
         keys: label of each column.
-        title: of the picture.
+        title: title of the figure.
     """
     height, width = matrix.shape
     cell = min(max(CELL, LEAST / max(height, width)), MOST / max(height, width))
-    # A text that is much longer than the other would leave that one a line.
+    # A minimum, because beside a much longer text the other side would shrink to a line.
     size = [max(length * cell, 0.6) for length in (width, height)]
     figure = Figure(figsize=(size[0] + 2.6, size[1] + 1.8), layout="constrained")
     axes = figure.subplots()
@@ -66,47 +67,58 @@ def draw_map(matrix: np.ndarray, queries: Sequence[str], keys: Sequence[str], ti
 
 
 def draw_image_map(
-    matrix: np.ndarray, words: Sequence[str], image: Image.Image, grid: tuple[int, int], title: str
+    matrix: np.ndarray, queries: Sequence[str], image: Image.Image, grid: tuple[int, int], title: str
 ) -> Figure:
-    """Draws for each word the weights (words, places of the grid) over the image, at its own resolution.
+    """Draws a panel for each query, with its weights over the image.
 
-    Beside a word is its largest weight; one scale of colour holds for all words.
+    The title of a panel is the query and its largest weight. All panels share one colour scale.
 
     Args:
-        matrix: the weights.
-        words: label of each row.
-        image: what was looked at.
+        matrix: the weights, (queries, cells of the grid).
+        queries: label of each row.
+        image: the image.
         grid: height and width of the grid.
-        title: of the picture.
+        title: title of the figure.
     """
     pixels = np.asarray(image.convert("RGB"))
-    height, width = image.height, image.width
-    columns = min(COLUMNS, len(words) + 1)
-    rows = math.ceil((len(words) + 1) / columns)
+    columns = min(COLUMNS, len(queries) + 1)
+    rows = math.ceil((len(queries) + 1) / columns)
     side = 1.7
-    tall = min(max(height / width, 0.4), 2.5)
+    tall = min(max(image.height / image.width, 0.4), 2.5)
     figure = Figure(figsize=(max(columns * side, 5.0), rows * (side * tall + 0.3) + 0.5), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for place, axes in enumerate(panels):
         axes.set_axis_off()
-        if place > len(words):
+        if place > len(queries):
             continue
         axes.imshow(pixels)
         name, largest = "the image", ""
         if place:
             weights = matrix[place - 1].reshape(grid)
-            share = weights / (matrix.max() or 1)
-            heat = np.concatenate([np.broadcast_to(HEAT, (*grid, 3)), 0.85 * share[..., None]], axis=-1)
-            axes.imshow(heat, extent=(-0.5, width - 0.5, height - 0.5, -0.5), interpolation="bilinear")
-            name, largest = words[place - 1], f" ({weights.max():.0%})"
+            draw_heat(axes, weights / (matrix.max() or 1), image.size, interpolation="bilinear")
+            name, largest = queries[place - 1], f" ({weights.max():.0%})"
         (label,), style = drawable([name], limit=LONGEST_TITLE)
         axes.set_title(label + largest, **style)
     set_title(figure, title)
     return figure
 
 
+def draw_heat(axes: Axes, shares: np.ndarray, size: tuple[int, int], interpolation: str) -> None:
+    """Draws weights over an image as a translucent red layer.
+
+    Args:
+        axes: the axes that show the image.
+        shares: the weights as shares of the largest weight, (rows, columns).
+        size: width and height of the image in pixels.
+        interpolation: matplotlib's name for how to fill the pixels between the cells.
+    """
+    width, height = size
+    heat = np.concatenate([np.broadcast_to(HEAT, (*shares.shape, 3)), 0.85 * shares[..., None]], axis=-1)
+    axes.imshow(heat, extent=(-0.5, width - 0.5, height - 0.5, -0.5), interpolation=interpolation)
+
+
 def set_title(figure: Figure, title: str) -> None:
-    """Puts a title above a figure, in as many lines as it needs."""
+    """Puts a title above a figure, wrapped into as many lines as it needs."""
     # As wide as the figure allows, at about half a font size a character.
     width = int(figure.get_figwidth() * 72 / (0.55 * FONT_SIZE)) - 2
     lines, style = drawable(wrap(title, width), limit=None)
@@ -114,7 +126,14 @@ def set_title(figure: Figure, title: str) -> None:
 
 
 def drawable(labels: Sequence[str], limit: int | None = LONGEST_LABEL) -> tuple[list[str], dict[str, Any]]:
-    """Labels of characters that an installed font has, those that none has given by their numbers; and their style."""
+    """Returns labels that the installed fonts can draw, and the text style that draws them.
+
+    A character that no font has becomes its code point.
+
+    Args:
+        labels: the labels.
+        limit: the most characters of a label; longer ones are cut. None for no limit.
+    """
     families = {character: _font_of(character) for character in set().union(*labels)}
     drawn = []
     for label in labels:
@@ -124,7 +143,7 @@ def drawable(labels: Sequence[str], limit: int | None = LONGEST_LABEL) -> tuple[
         ]
         drawn.append(_shorten(characters, limit))
     others = sorted({family for family in families.values() if family is not None} - {FONT})
-    # A dollar sign begins no formula.
+    # A dollar sign must not start a formula.
     return drawn, {"fontfamily": [FONT, *others], "fontsize": FONT_SIZE, "parse_math": False}
 
 
@@ -139,17 +158,17 @@ def _shorten(characters: list[str], limit: int | None) -> str:
 def _draw(character: str, family: str | None, before: str) -> str:
     if family is not None:
         return character
-    # Without a font that draws what they modify, these are nothing to be missed; on a dotted circle they are all.
-    missed = before == "◌" or unicodedata.category(character) not in ("Cf", "Mn")
-    return number_of(character) if missed else ""
+    # A format character or combining mark may be left out, unless it is on a dotted circle and so all that is shown.
+    is_needed = before == "◌" or unicodedata.category(character) not in ("Cf", "Mn")
+    return code_point(character) if is_needed else ""
 
 
 @lru_cache(maxsize=4096)
 def _font_of(character: str) -> str | None:
-    """The family of an installed font that has a character, matplotlib's own before others."""
+    """Returns the family of an installed font that has a character, preferring matplotlib's own; None if none has."""
     fonts = sorted(font_manager.fontManager.ttflist, key=lambda font: (font.name != FONT, font.name))
     for font in fonts:
-        # This one has a box for everything.
+        # Last Resort has a placeholder box for every character.
         if not font.name.startswith("Last Resort") and ord(character) in _characters_of(font.fname):
             return font.name
     return None

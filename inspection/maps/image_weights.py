@@ -1,10 +1,10 @@
-"""Looking at images: captioners, and models that see an image in patches."""
+"""The attention weights of captioners and of vision models over the parts of an image."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -14,41 +14,58 @@ from transformers import BaseImageProcessor
 from ...modeling.losses import shift_right
 from ...tokenization.processor import ImageSource, read_rgb
 from .text_weights import (
-    Look,
+    TokenWeights,
     attending_layers,
     check_length,
+    decoder_inputs,
     decoder_start,
     encode_text,
-    generate_labels,
-    numbered,
+    generate_target,
     run_model,
 )
 from .tokens import Token, encoded_tokens, special_token
 
-Sight = tuple[dict[str, Look], Image.Image, tuple[int, int]]
+
+class ImageWeights(NamedTuple):
+    """The attention weights of a model that sees an image.
+
+    Attributes:
+        by_kind: the weights by kind of attention; those of "image" have the cells of the grid as keys.
+        image: the image, or the part of it that the model saw.
+        grid: height and width of the grid over the image.
+    """
+
+    by_kind: dict[str, TokenWeights]
+    image: Image.Image
+    grid: tuple[int, int]
 
 
-def image_weights(model: Any, processor: Any, image: ImageSource | None, target: str | None) -> Sight:
-    """What a captioner looks at while it writes, the image as it was seen, and the grid over it.
+def captioner_weights(model: Any, processor: Any, image: ImageSource | None, target: str | None) -> ImageWeights:
+    """Returns the weights of a captioner while it writes a caption, of the kinds "image" and "decoder".
+
+    Args:
+        model: a captioner, from this package or from transformers.
+        processor: its processor, with an image processor and a tokenizer.
+        image: the image.
+        target: the caption; if None, the model generates it.
 
     Raises:
-        ValueError: if image or processor won't do, or the target has no tokens or too many.
+        ValueError: if the image is missing, the processor is not a captioner's, the caption has no tokens or too many,
+            or the weights are not over the grid.
     """
     name = type(model).__name__
-    if image is None:
-        raise ValueError(f"`image` is missing: give what the {name} shall look at")
+    rgb = _read_image(image, name)
     if not (hasattr(processor, "image_processor") and hasattr(processor, "tokenizer")):
         raise ValueError(
             f"`processor` is a {type(processor).__name__}: a captioner needs its processor, which has "
             "an `image_processor` and a `tokenizer`"
         )
-    seen = read_rgb(image)
-    pixel_values = _pixels(model, processor.image_processor, seen)
+    pixel_values = _pixel_values(model, processor.image_processor, rgb)
     tokenizer = processor.tokenizer
-    ours = hasattr(model, "feature_grid")
+    is_ours = hasattr(model, "feature_grid")
     if target is None:
-        labels, written = generate_labels(model, tokenizer, {"pixel_values": pixel_values})
-    elif ours:
+        labels, written = generate_target(model, tokenizer, {"pixel_values": pixel_values})
+    elif is_ours:
         ids = processor(labels=target)["labels"][0]
         encoding = tokenizer(target, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast, verbose=False)
         encoding = encoding.convert_to_tensors("pt", prepend_batch_axis=True)
@@ -62,86 +79,101 @@ def image_weights(model: Any, processor: Any, image: ImageSource | None, target:
         labels = encoded["input_ids"]
     start = decoder_start(model)
     outputs = run_model(model, pixel_values=pixel_values, decoder_input_ids=shift_right(labels, start, None))
-    grid = model.feature_grid(*pixel_values.shape[-2:]) if ours else _grid(model.config, pixel_values)
+    grid = model.feature_grid(*pixel_values.shape[-2:]) if is_ours else _patch_grid(model.config, pixel_values)
     cross = attending_layers(model.config, outputs.cross_attentions)
-    places = _places(grid)
-    before = 0 if ours else _before(cross, model.config, grid, name)
-    over = {number: layer[..., before : before + len(places)] for number, layer in cross.items()}
-    read = numbered((special_token(tokenizer, start), *written[:-1]))
-    looks = {
-        "image": Look(over, written, places),
-        "decoder": Look(attending_layers(model.config, outputs.decoder_attentions), read, read),
+    cells = _cell_tokens(grid)
+    first = 0 if is_ours else _extra_tokens(cross, model.config, grid, name)
+    over_cells = {number: layer[..., first : first + len(cells)] for number, layer in cross.items()}
+    read = decoder_inputs(tokenizer, start, written)
+    by_kind = {
+        "image": TokenWeights(over_cells, written, cells),
+        "decoder": TokenWeights(attending_layers(model.config, outputs.decoder_attentions), read, read),
     }
-    return looks, _as_seen(processor.image_processor, seen, pixel_values[0]), grid
+    return ImageWeights(by_kind, _seen_image(processor.image_processor, rgb, pixel_values[0]), grid)
 
 
-def patch_weights(model: Any, processor: Any, image: ImageSource | None) -> Sight:
-    """Where each patch, and [CLS], looks; the image as it was seen, and the grid over it.
+def patch_weights(model: Any, processor: Any, image: ImageSource | None) -> ImageWeights:
+    """Returns the weights of a vision model from each patch, and from [CLS] and the like, to each patch.
+
+    Args:
+        model: a vision model over the patches of an image, such as ViT.
+        processor: its image processor, or a processor that has one.
+        image: the image.
 
     Raises:
-        ValueError: if image or processor won't do, or the model gives no weights over all patches.
+        ValueError: if the image is missing, the processor has no image processor, or the model returns no weights over
+            all patches.
     """
     name = type(model).__name__
-    if image is None:
-        raise ValueError(f"`image` is missing: give what the {name} shall look at")
+    rgb = _read_image(image, name)
     image_processor = getattr(processor, "image_processor", processor)
     if not isinstance(image_processor, BaseImageProcessor):
         raise ValueError(f"`processor` is a {type(processor).__name__}: a {name} needs its image processor")
-    seen = read_rgb(image)
-    pixel_values = _pixels(model, image_processor, seen)
+    pixel_values = _pixel_values(model, image_processor, rgb)
     outputs = run_model(model, pixel_values=pixel_values)
     layers = attending_layers(model.config, outputs.get("attentions"))
-    grid = _grid(model.config, pixel_values)
-    places = _places(grid)
-    before = _before(layers, model.config, grid, name)
-    stop = before + len(places)
-    names = ["[CLS]", *(f"extra {number}" for number in range(1, before))][:before]
+    grid = _patch_grid(model.config, pixel_values)
+    cells = _cell_tokens(grid)
+    first = _extra_tokens(layers, model.config, grid, name)
+    stop = first + len(cells)
+    names = ["[CLS]", *(f"extra {number}" for number in range(1, first))][:first]
     extra = tuple(Token(each, each, None, number, each) for number, each in enumerate(names))
-    queries = (*extra, *(replace(place, word=place.word + before) for place in places))
-    over = {number: layer[..., :stop, before:stop] for number, layer in layers.items()}
-    return {"image": Look(over, queries, places)}, _as_seen(image_processor, seen, pixel_values[0]), grid
+    queries = (*extra, *(replace(cell, word=cell.word + first) for cell in cells))
+    over_cells = {number: layer[..., :stop, first:stop] for number, layer in layers.items()}
+    by_kind = {"image": TokenWeights(over_cells, queries, cells)}
+    return ImageWeights(by_kind, _seen_image(image_processor, rgb, pixel_values[0]), grid)
 
 
-def _pixels(model: Any, image_processor: Any, image: Image.Image) -> Tensor:
+def cell_names(grid: tuple[int, int]) -> list[str]:
+    """Returns the names of the cells of a grid over an image, row by row."""
+    return [f"row {row + 1}, column {column + 1}" for row, column in product(*map(range, grid))]
+
+
+def _cell_tokens(grid: tuple[int, int]) -> tuple[Token, ...]:
+    return tuple(Token(name, name, None, number, name) for number, name in enumerate(cell_names(grid)))
+
+
+def _read_image(image: ImageSource | None, name: str) -> Image.Image:
+    if image is None:
+        raise ValueError(f"`image` is missing: a {name} needs an image to look at")
+    return read_rgb(image)
+
+
+def _pixel_values(model: Any, image_processor: Any, image: Image.Image) -> Tensor:
     return image_processor(image, return_tensors="pt")["pixel_values"].to(model.device)
 
 
-def _stack_config(config: Any) -> Any:
-    """Of a model with a stack for images beside others the configuration of that one."""
+def _vision_config(config: Any) -> Any:
+    """Returns the configuration of the vision stack of a model with several stacks, or the configuration itself."""
     names = ("vision_config", "encoder")
     return next((getattr(config, name) for name in names if hasattr(config, name)), config)
 
 
-def _grid(config: Any, pixel_values: Tensor) -> tuple[int, int]:
-    config = _stack_config(config)
+def _patch_grid(config: Any, pixel_values: Tensor) -> tuple[int, int]:
+    config = _vision_config(config)
     side = getattr(config, "patch_size", None)
     sides = (side, side) if isinstance(side, int) else tuple(side or (1, 1))
-    # Stages, each of which but the last joins four patches into one.
+    # In a model of several stages, each stage but the last joins four patches into one.
     joined = 2 ** (len(getattr(config, "depths", [1])) - 1)
     return tuple(length // (side * joined) for length, side in zip(pixel_values.shape[-2:], sides, strict=True))
 
 
-def _before(layers: dict[int, Tensor], config: Any, grid: tuple[int, int], name: str) -> int:
-    """How many there are before the patches: [CLS], and registers or the like."""
-    # Those of a detector stand behind the patches.
-    behind = getattr(_stack_config(config), "num_detection_tokens", 0)
-    others = grid[0] * grid[1] + behind
-    before = min((layer.shape[-1] for layer in layers.values()), default=others) - others
-    if before < 0:
+def _extra_tokens(layers: dict[int, Tensor], config: Any, grid: tuple[int, int], name: str) -> int:
+    """Returns how many tokens precede the patches: [CLS], registers and the like."""
+    # A detector has its detection tokens after the patches.
+    after = getattr(_vision_config(config), "num_detection_tokens", 0)
+    others = grid[0] * grid[1] + after
+    extra = min((layer.shape[-1] for layer in layers.values()), default=others) - others
+    if extra < 0:
         raise ValueError(
-            f"a {name} gave no weights over the {grid[0]} × {grid[1]} patches of the image: its attention is in "
+            f"a {name} returned no weights over the {grid[0]} × {grid[1]} patches of the image: its attention is in "
             "windows, or over something else"
         )
-    return before
+    return extra
 
 
-def _places(grid: tuple[int, int]) -> tuple[Token, ...]:
-    names = [f"row {row + 1}, column {column + 1}" for row, column in product(*map(range, grid))]
-    return tuple(Token(name, name, None, number, name) for number, name in enumerate(names))
-
-
-def _as_seen(image_processor: Any, image: Image.Image, pixels: Tensor) -> Image.Image:
-    """The image at its own size; if only a part of it was seen, that part at the size that the model saw."""
+def _seen_image(image_processor: Any, image: Image.Image, pixels: Tensor) -> Image.Image:
+    """Returns the image in its own size, or if the processor crops or pads, the pixels that the model saw."""
     if not any(getattr(image_processor, name, None) for name in ("do_center_crop", "do_pad")):
         return image
     if getattr(image_processor, "do_normalize", False):

@@ -1,4 +1,4 @@
-"""What a tokenizer made of a text: its tokens, the characters that each stands for, and the words that they join."""
+"""The tokens of a text, with the characters that each covers and the words that they form."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-# Scripts that put no space between words, with the signs that go with them: Thai to Tibetan, Burmese, Khmer, Chinese
-# and Japanese. No rule finds their words, so a letter is taken for one unless a token holds several.
+# Scripts without spaces between words, with their signs: Thai to Tibetan, Burmese, Khmer, Chinese and Japanese. No
+# rule finds their words, so each letter counts as a word, unless a token covers several letters.
 _UNSPACED = re.compile("[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u2e80-\ua4cf\uf900-\ufaff\U00020000-\U0003ffff]")
-# A word with the hyphens and apostrophes inside it; white space; a flag, which is two letters; or one sign, with what
-# modifies it. In the letters of `_kind`.
+# A word with the hyphens and apostrophes inside it; white space; a flag, which is two regional letters; or one sign
+# with its modifiers. The pattern is over the letters that `_kind` returns.
 _WORD = re.compile("w[wmz]*(?:jw[wmz]*)*|s+|rr|.m*(?:z.m*)*")
-# What some tokenizers put before a text.
+# Signs for a space that some tokenizers put in front of a text.
 _PREFIXES = ("▁", "Ġ")
-_SEEN = {" ": "␣", "\n": "⏎", "\t": "⇥"}
-# The two joiners.
+_VISIBLE_SPACES = {" ": "␣", "\n": "⏎", "\t": "⇥"}
+# The zero-width non-joiner and joiner.
 _JOINERS = "\u200c\u200d"
-# The text of a token, and the number of one that shares its characters with others.
+# The text of a token; and the number of a token that shares its characters with others, such as " 1/3".
 _PART = re.compile(r"(.*?)( \d+/\d+)?", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a token's characters are: in which of the texts, from where to where, in which of its words."""
+    """Where the characters of a token are: the text, the start and end in it, and the first and last word."""
 
     sequence: int
     start: int
@@ -37,14 +37,14 @@ class _Place:
 
 @dataclass(frozen=True)
 class Token:
-    """A token of a text, or a word that was joined of some.
+    """A token of a text, or a word joined from several tokens.
 
     Args:
-        text: the characters of the text that it stands for, without the space around them; for one that stands for
-            none, such as a special token, its name. Where several tokens share one character, it is numbered.
-        piece: what the vocabulary calls it.
-        span: where the characters begin and end in the text; None if there are none.
-        word: number of the word that it belongs to; tokens of one word have the same.
+        text: the characters that the token covers, without the space around them; for a token that covers none, such
+            as a special token, its name. If several tokens share one character, each has a number after it: "é 1/2".
+        piece: the token's name in the vocabulary.
+        span: start and end of the characters in the text; None if the token covers none.
+        word: number of the token's word, the same for all tokens of the word.
         word_text: the characters of the whole word.
     """
 
@@ -56,47 +56,47 @@ class Token:
 
     @property
     def label(self) -> str:
-        """The text as it may be shown: see `printable`."""
+        """The text in a form that `printable` makes safe to show."""
         characters, part = _PART.fullmatch(self.text).groups(default="")  # type: ignore[union-attr]
         return printable(characters) + part
 
 
 def printable(text: str) -> str:
-    """A text in which all that is there can be seen, and none of it changes how what is around it is laid out.
+    """Makes every character of a text visible, and keeps it from changing the layout of its surroundings.
 
-    White space that would be lost or break the line has a sign; characters of control, those that turn the direction
-    of writing among them, have their number in place of themselves. A mark that begins the text is on a dotted circle,
-    as there is no letter that it could be on.
+    White space that would vanish or break the line becomes a sign. A control character, such as one that reverses the
+    writing direction, becomes its code point. A combining mark at the start of the text gets a dotted circle to sit
+    on.
     """
     if not text.strip():
-        return "".join(_SEEN.get(character) or number_of(character) for character in text)
+        return "".join(_VISIBLE_SPACES.get(character) or code_point(character) for character in text)
     first, rest = text[0], text[1:]
     if first in _JOINERS or _is_variation(first):
-        return number_of(first) + printable(rest) if rest else number_of(first)
+        return code_point(first) + printable(rest) if rest else code_point(first)
     begin = "◌" if unicodedata.category(first).startswith("M") else ""
     return begin + "".join(map(_printable, text))
 
 
 def _printable(character: str) -> str:
     hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-    # Joiners belong to the spelling of words and to emoji.
+    # Joiners are part of the spelling of words and emoji.
     if not hidden or character in _JOINERS:
         return character
-    return _SEEN.get(character) or number_of(character)
+    return _VISIBLE_SPACES.get(character) or code_point(character)
 
 
 def _is_variation(character: str) -> bool:
-    """Whether a character only chooses the form of the one before it."""
+    """Returns whether a character is a variation selector, which chooses the form of the character before it."""
     return "\ufe00" <= character <= "\ufe0f" or "\U000e0100" <= character <= "\U000e01ef"
 
 
-def number_of(character: str) -> str:
-    """A character by its number in Unicode, where it can't be shown itself."""
+def code_point(character: str) -> str:
+    """Returns the Unicode code point of a character in angle brackets, to show in place of the character."""
     return f"⟨{ord(character):04X}⟩"
 
 
 def is_right_to_left(text: str) -> bool:
-    """Whether the first letter of a text is of a script that is written from right to left."""
+    """Returns whether the first letter of a text belongs to a script that is written from right to left."""
     directions = (unicodedata.bidirectional(character) for character in text)
     return next((direction for direction in directions if direction in ("L", "R", "AL")), "L") != "L"
 
@@ -119,22 +119,22 @@ def _kind(character: str) -> str:
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
-    """Where the words of a text begin and end, one after the other; a sign and white space count as words."""
+    """Returns the start and end of each word of a text; signs and runs of white space count as words."""
     return [word.span() for word in _WORD.finditer("".join(map(_kind, text)))]
 
 
 def word_numbers(text: str) -> list[int]:
-    """For each character of a text, the number of the word that it is in; white space counts as a word."""
+    """Returns the number of each character's word; signs and runs of white space count as words."""
     return [number for number, span in enumerate(word_spans(text)) for _ in range(*span)]
 
 
 def encoded_tokens(tokenizer: Any, encoding: Any, texts: Sequence[str]) -> tuple[Token, ...]:
-    """The tokens of one text, or of two that were encoded as a pair.
+    """Returns the tokens of one encoded text, or of two texts that were encoded as a pair.
 
     Args:
-        tokenizer: that made the encoding.
-        encoding: of a batch of one, with `offset_mapping` if the tokenizer is a fast one.
-        texts: the text, or both.
+        tokenizer: the tokenizer that made the encoding.
+        encoding: a batch of one, with `offset_mapping` if the tokenizer is a fast one.
+        texts: the text, or both texts.
     """
     ids = [int(number) for number in encoding["input_ids"][0]]
     if "offset_mapping" not in encoding:
@@ -144,17 +144,17 @@ def encoded_tokens(tokenizer: Any, encoding: Any, texts: Sequence[str]) -> tuple
 
 
 def decoded_tokens(tokenizer: Any, ids: Sequence[int]) -> tuple[Token, ...]:
-    """The tokens of ids, as parts of the text that these decode to."""
+    """Returns the tokens of a sequence of ids, as parts of the text that the ids decode to."""
     prefixes = [_decode(tokenizer, ids[:end]) for end in range(len(ids) + 1)]
     text = prefixes[-1]
-    # What a prefix has that the whole has not is a character of which bytes are missing.
+    # A prefix differs from the whole text at its end if bytes of its last character are still missing.
     ends = [_common_length(prefix, text) for prefix in prefixes]
     special = set(tokenizer.all_special_ids)
     pieces = tokenizer.convert_ids_to_tokens(list(ids))
     spans, sequences = [], []
     for token, piece, start, end in zip(ids, pieces, ends, ends[1:], strict=False):
         spans.append((start, max(end, min(start + 1, len(text)))))
-        # A model may write an id that its tokenizer has nothing for, where its vocabulary is the larger one.
+        # A model whose vocabulary is larger than its tokenizer's may write an id that the tokenizer does not know.
         sequences.append(None if token in special or piece is None else 0)
     return _make_tokens(tokenizer, ids, spans, sequences, [text])
 
@@ -169,7 +169,7 @@ def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
 
 
 def special_token(tokenizer: Any, token: int) -> Token:
-    """A token that stands for no text."""
+    """Returns the token of an id that covers no text."""
     return _make_tokens(tokenizer, [token], [(0, 0)], [None], [])[0]
 
 
@@ -189,7 +189,7 @@ def _make_tokens(
             places.append(None)
             continue
         inside = texts[sequence][start:end]
-        # A prefix that is a token of its own has the place of the first character, which is the next token's.
+        # A prefix that is a separate token has the offsets of the first character, which belongs to the next token.
         if piece in _PREFIXES and inside.strip() and inside != piece:
             places.append(None)
             continue
@@ -215,7 +215,7 @@ def _make_tokens(
 
 
 def _join(places: Sequence[_Place | None]) -> list[list[int]]:
-    """The tokens of each word: those that share one, or that a token joins which holds several."""
+    """Groups token numbers by word; words that share a token form one group."""
     groups: list[list[int]] = []
     last: _Place | None = None
     for index, place in enumerate(places):

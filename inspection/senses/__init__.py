@@ -1,1 +1,1 @@
-"""Static against contextual vectors of a word."""
+"""Comparison of the static and the contextual vectors of a word."""

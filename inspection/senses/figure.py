@@ -1,4 +1,4 @@
-"""The picture of a word's uses: its vectors by cluster, example sentences, and how contextual each layer is."""
+"""The figure of a word's uses: its vectors by cluster, example sentences, and how contextual each layer is."""
 
 from __future__ import annotations
 
@@ -14,17 +14,22 @@ from .occurrences import Occurrence
 from .senses import WordSenses
 
 COLOURS = ("#1f6fb4", "#d9541e", "#2a9d4e", "#8a4fbf", "#b8860b", "#c23b80")
-# Inches of a line of text; the most characters of a line, and of the word in it.
-LINE, WIDEST, WORD = 0.19, 78, 24
+# Inches of a line of text; the most characters of a line, and of a word in it.
+LINE, LINE_LENGTH, WORD_LENGTH = 0.19, 78, 24
 
 
-def example_line(example: Occurrence, width: int = WIDEST) -> str:
-    """An example in one line, the word marked and about in its middle, where it is longer than a line."""
+def example_line(example: Occurrence, width: int = LINE_LENGTH) -> str:
+    """Returns an occurrence as one line with the word in brackets; a longer text is cut around the word.
+
+    Args:
+        example: the occurrence.
+        width: the most characters of the line.
+    """
     if _is_wide(example.text):
         width //= 2
     word, room = printable(example.text[example.start : example.end]), width - 6
-    if len(word) > WORD:
-        word = word[: WORD - 1] + "…"
+    if len(word) > WORD_LENGTH:
+        word = word[: WORD_LENGTH - 1] + "…"
     before, after = printable(example.text[: example.start]), printable(example.text[example.end :])
     before, after = (("" if part == "␣" * len(part) else part) for part in (before, after))
     gap = " " if example.text[: example.start].endswith(" ") else ""
@@ -41,16 +46,17 @@ def example_line(example: Occurrence, width: int = WIDEST) -> str:
 
 
 def title_of(found: WordSenses) -> str:
-    """Which word it is of, and where; it begins with another, lest one from right to left turn the line."""
+    """Returns the title of a figure: the word, the layer and the number of contexts."""
+    # The word is not first, because a word written from right to left would reverse the line.
     return f"{len(found.occurrences)} contexts of {found.word}, layer {found.layer}"
 
 
 def draw_senses(found: WordSenses, title: str = "") -> Figure:
-    """Draws the vectors on their two main axes, beside them each cluster's examples, and below the layers' figures.
+    """Draws the vectors on their two main axes, the examples of each cluster, and how contextual each layer is.
 
     Args:
-        found: what is drawn.
-        title: what is said above; the word and its numbers, if nothing.
+        found: the uses of a word.
+        title: title of the figure; `title_of` makes one if it is empty.
     """
     lines = sum(len(sense.examples) + 2 for sense in found.senses) + 2
     above, below = max(lines * LINE, 3.4), 2.1
@@ -65,7 +71,7 @@ def draw_senses(found: WordSenses, title: str = "") -> Figure:
     layers = range(len(found.layers))
     (name,), style = drawable([found.word])
     for axes, rows in (
-        (share, {"between its contexts": "share", f"the same of {found.words} other words": "mean_share"}),
+        (share, {"between its contexts": "share", f"mean of {found.words} other words": "mean_share"}),
         (similar, {"self-similarity": "self_similarity", "two different words": "anisotropy"}),
     ):
         for (label, attribute), mark in zip(rows.items(), ("o-", "s--"), strict=True):
@@ -73,7 +79,7 @@ def draw_senses(found: WordSenses, title: str = "") -> Figure:
         axes.set_xticks(layers[:: max(len(layers) // 12, 1)])
         axes.set_xlabel("layer (0: embeddings)", fontsize=FONT_SIZE)
         axes.tick_params(labelsize=FONT_SIZE - 1)
-        # A static vector has 0 and 1, lines that the frame would hide.
+        # Of a static vector the lines are at 0 and 1, where the frame would hide them.
         axes.set_ylim(min(-0.04, axes.get_ylim()[0]), 1.04)
         axes.legend(fontsize=FONT_SIZE - 1, framealpha=0.7)
     share.set_title(f"variance of the vectors of {name}", **style)
@@ -84,7 +90,7 @@ def draw_senses(found: WordSenses, title: str = "") -> Figure:
 
 def _draw_clouds(axes: Axes, found: WordSenses) -> None:
     points, labels, shares = found.clusters.axes, found.clusters.labels, found.clusters.axis_shares
-    # The vectors of a static embedding do not vary, or in one direction alone.
+    # Static vectors vary along no axis, or along one only.
     across, up = (points[:, axis] if points.shape[1] > axis else 0 * labels for axis in range(2))
     for number, sense in enumerate(found.senses):
         chosen = labels == number
@@ -111,11 +117,11 @@ def _draw_examples(axes: Axes, found: WordSenses, inches: float) -> None:
 
     def write(line: str, colour: str, weight: str = "normal") -> None:
         nonlocal place
-        # Characters that no font has are drawn as their numbers, which are longer.
-        (text,), style = drawable([line], limit=WIDEST + 4)
+        # A character that no font has is drawn as its code point, which is longer.
+        (text,), style = drawable([line], limit=LINE_LENGTH + 4)
         up = 1 - (place + 0.5) * LINE / inches
         label = axes.text(0, up, text, color=colour, weight=weight, va="center", transform=axes.transAxes, **style)
-        # Capitals are wider than most letters.
+        # The limit in characters may not be enough, because some letters are wider than others.
         share = axes.get_window_extent().width / label.get_window_extent().width
         if share < 1:
             label.set_text(text[: int(share * len(text)) - 1] + "…")
@@ -132,11 +138,11 @@ def _draw_examples(axes: Axes, found: WordSenses, inches: float) -> None:
             write(example_line(example), "0.1")
 
 
-def _fitting(start: str, words: Sequence[str], width: int = WIDEST) -> str:
-    """As many of the words as a line has room for, and one at least, shortened."""
+def _fitting(start: str, words: Sequence[str], width: int = LINE_LENGTH) -> str:
+    """Returns a line with as many of the words as fit, but at least one; long words are shortened."""
     if any(map(_is_wide, words)):
         width //= 2
-    shown = [printable(word if len(word) <= WORD else word[: WORD - 1] + "…") for word in words]
+    shown = [printable(word if len(word) <= WORD_LENGTH else word[: WORD_LENGTH - 1] + "…") for word in words]
     while len(shown) > 1 and len(start + ", ".join(shown)) > width:
         shown.pop()
     return start + ", ".join(shown)

@@ -1,4 +1,4 @@
-"""A word's contextual vectors beside the one vector that word2vec has for it: its uses, and what tells them apart."""
+"""The uses of a word: clusters of its contextual vectors, and how they compare with its one word2vec vector."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
+from ...configuration.extras import require_extra
 from ...configuration.seeds import require_seed
-from ..maps.text_weights import most_tokens
+from ..maps.text_weights import token_limit
 from .clusters import Clusters, find_clusters
-from .occurrences import Context, Occurrence, Vectors, WordReader, contextual_vectors, has_own_pieces
+from .occurrences import Context, Occurrence, Vectors, WordReader, contextual_vectors, is_known_word
 from .variance import anisotropy, self_similarity, share_explained, variance_components
 from .word2vec import static_neighbours
 
-# Fewer occurrences than these are no basis for clusters, nor for a word to be compared with.
+# The fewest occurrences that a word needs to be clustered, and to be compared with.
 FEWEST, FEWEST_COMPARED = 10, 10
 
 
@@ -29,9 +30,10 @@ class Sense:
     """A cluster of a word's occurrences.
 
     Attributes:
-        occurrences: how many are in it.
-        examples: the nearest to its centre, the nearest first.
-        companions: words that stand in its contexts more than in those of the other clusters, the most telling first.
+        occurrences: number of occurrences in the cluster.
+        examples: the occurrences nearest to the centre of the cluster, the nearest first.
+        companions: words that occur in its contexts more often than in those of the other clusters, the most
+            characteristic first.
     """
 
     occurrences: int
@@ -44,9 +46,10 @@ class LayerVariance:
     """How contextual the vectors of a layer are.
 
     Attributes:
-        share: of the variance of all words' vectors, what lies between the contexts of the word; 0 if it is static.
-        mean_share: the same of the words compared, on average: one less the intraclass correlation.
-        self_similarity: mean cosine of the word's vectors in two contexts; 1 if it is static.
+        share: variance between the contexts of the word, as a share of the variance of all words' vectors; 0 for a
+            static vector.
+        mean_share: mean of that share over the compared words: one minus the intraclass correlation.
+        self_similarity: mean cosine of the word's vectors in two contexts; 1 for a static vector.
         anisotropy: mean cosine of the vectors of two different words.
     """
 
@@ -57,25 +60,25 @@ class LayerVariance:
 
     @property
     def corrected_similarity(self) -> float:
-        """The self-similarity less what two different words have in common (Ethayarajh, 2019)."""
+        """The self-similarity minus the anisotropy (Ethayarajh, 2019)."""
         return self.self_similarity - self.anisotropy
 
 
 @dataclass(frozen=True)
 class WordSenses:
-    """A word's uses.
+    """The uses of a word.
 
     Attributes:
-        word: the word, as all its spellings are written.
-        layer: the layer whose vectors are clustered; 0 is that of the embeddings.
-        contexts: how many different texts have the word.
-        occurrences: the word in those that were looked at, once in each.
-        clusters: of the occurrences.
-        senses: the clusters, the largest first.
+        word: the word, in the spelling of `WordReader`.
+        layer: number of the layer whose vectors are clustered; 0 is that of the embeddings.
+        contexts: number of distinct texts that contain the word.
+        occurrences: the sampled occurrences, one for each text.
+        clusters: the clusters of their vectors.
+        senses: the clusters with examples, the largest first.
         static_neighbours: the nearest words by word2vec, with their cosines.
-        position_share: share of the variance between the word's contexts that its place and their length explain.
-        words: how many words were compared with it.
-        layers: each layer's figures.
+        position_share: share of the variance between the word's contexts that its position and their length explain.
+        words: number of other words in the comparison.
+        layers: how contextual each layer is.
     """
 
     word: str
@@ -105,53 +108,57 @@ def word_senses(
     word_occurrences: int = 20,
     seed: int = 0,
 ) -> WordSenses:
-    """Clusters a word's contextual vectors, and tells how much of their variance lies between contexts.
+    """Clusters a word's contextual vectors, and measures how much of their variance lies between contexts.
 
-    A text that comes several times counts once, and so does a word that stands in a text several times, by its first
-    occurrence: no two vectors are of one context. The vector of a word is the mean of its pieces' hidden states.
-    What is one word, and in which spellings, see `WordReader`.
+    Repeated texts count once, and only the first occurrence of a word in a text counts, so every vector has a context
+    of its own. The vector of a word is the mean of the hidden states of its tokens. `WordReader` says what counts as
+    one word.
 
     Args:
-        model: any of transformers' that reads text, ours or stock. Of an encoder-decoder it is the encoder.
-        tokenizer: of the model, a fast one.
-        texts: the contexts: sentences, as a rule.
-        word: which.
-        layer: whose vectors are clustered: 0 is that of the embeddings, -1 the last.
-        senses: how many clusters; if None, what seems right, which may be 1: see `find_clusters`.
-        examples: how many are kept of each.
-        max_occurrences: how many occurrences of the word are looked at; of more a sample is drawn.
-        max_length: how many tokens around the word the model reads at most. A model may have more positions than it
-            was trained on.
-        words: how many other words are compared, those of the most similar numbers of occurrences.
-        word_occurrences: how many occurrences of each are looked at.
-        seed: of the samples, the clusters and word2vec.
+        model: any model of transformers that reads text. Of an encoder-decoder the encoder is used.
+        tokenizer: its tokenizer, a fast one.
+        texts: the contexts, usually sentences.
+        word: the word.
+        layer: number of the layer whose vectors are clustered: 0 is that of the embeddings, -1 the last.
+        senses: number of clusters; None to estimate it, with 1 as a possible answer, as `find_clusters` does.
+        examples: number of example occurrences to keep of each cluster.
+        max_occurrences: the most occurrences of the word to use; if there are more, a random sample.
+        max_length: the most tokens around the word that the model reads. A model may have more positions than it was
+            trained on.
+        words: number of other words to compare with, those with the most similar numbers of occurrences.
+        word_occurrences: the most occurrences of each of these to use.
+        seed: seed of the samples, the clusters and word2vec.
 
     Raises:
-        ValueError: if an argument won't do, the word occurs too rarely or is none that the tokenizer knows, there are
-            too few words to compare, or a package of the extra `senses` is missing.
+        ValueError: if an argument is out of range, the word is too rare or unknown to the tokenizer, there are too few
+            words to compare with, or a package of the extra `senses` is not installed.
     """
+    require_extra("senses")
     require_seed(seed)
     _check(model, tokenizer, word, {"examples": examples, "max_length": max_length, "words": words})
     for name, number in (("max_occurrences", max_occurrences), ("word_occurrences", word_occurrences)):
         if number < FEWEST:
             raise ValueError(f"`{name}` ({number}) must be at least {FEWEST}")
-    limit = most_tokens(model, tokenizer)
+    limit = token_limit(model, tokenizer)
     reader = WordReader(tokenizer, word)
     contexts = reader.read(texts)
     word = reader.word
-    places = _places_of_words(contexts)
+    places = _contexts_of_words(contexts)
     having = places.get(word, [])
     if len(having) < FEWEST:
         raise ValueError(
-            f"`word` ({word!r}) stands in {len(having)} different texts of {len(contexts)}: it must be in {FEWEST} or "
-            "more; give more texts, or another word"
+            f"`word` ({word!r}) occurs in {len(having)} of {len(contexts)} distinct texts: it must occur in at least "
+            f"{FEWEST}; give more texts, or another word"
         )
-    known = has_own_pieces(tokenizer)
-    if not known(word):
-        raise ValueError(f"`word` ({word!r}) is none that the tokenizer knows: the model can't tell it from others")
-    compared = _similar_words(places, word, words, known)
+    if not is_known_word(tokenizer, word):
+        raise ValueError(
+            f"`word` ({word!r}) is unknown to the tokenizer: the model cannot tell it from other unknown words"
+        )
+    compared = _similar_words(tokenizer, places, word, words)
     if len(compared) < 2:
-        raise ValueError(f"`texts` has {len(compared)} other words of {FEWEST_COMPARED} occurrences: it must have 2")
+        raise ValueError(
+            f"`texts` has {len(compared)} other words with at least {FEWEST_COMPARED} occurrences: there must be 2"
+        )
     generator = random.Random(seed)
     chosen = [(word, max_occurrences), *((other, word_occurrences) for other in compared)]
     samples = [_sample(reader, contexts, places[each], each, most, generator) for each, most in chosen]
@@ -171,7 +178,7 @@ def word_senses(
         clusters,
         _senses(reader, samples[0], clusters, examples),
         tuple(static_neighbours([context.words for context in contexts], word, seed=seed)),
-        share_explained(own, _places(vectors, len(own))),
+        share_explained(own, _position_properties(vectors, len(own))),
         len(compared),
         tuple(map(_layer_variance, groups)),
     )
@@ -180,9 +187,9 @@ def word_senses(
 def _check(model: Any, tokenizer: Any, word: str, numbers: dict[str, int]) -> None:
     name = type(model).__name__
     if hasattr(model, "feature_grid") or model.main_input_name != "input_ids":
-        raise ValueError(f"`model` is a {name}, which reads no text: give one that does")
+        raise ValueError(f"`model` is a {name}, which reads no text: use a model that reads text")
     if not getattr(tokenizer, "is_fast", False):
-        raise ValueError(f"`tokenizer` is a {type(tokenizer).__name__}: it must be a fast one, which knows offsets")
+        raise ValueError(f"`tokenizer` is a {type(tokenizer).__name__}: it must be a fast one, which returns offsets")
     if not word or any(map(str.isspace, word)):
         raise ValueError(f"`word` ({word!r}) must be one word, without white space")
     for argument, number in numbers.items():
@@ -190,8 +197,8 @@ def _check(model: Any, tokenizer: Any, word: str, numbers: dict[str, int]) -> No
             raise ValueError(f"`{argument}` ({number}) must be at least 1")
 
 
-def _places_of_words(contexts: Sequence[Context]) -> dict[str, list[int]]:
-    """Of each word the contexts that have it."""
+def _contexts_of_words(contexts: Sequence[Context]) -> dict[str, list[int]]:
+    """Returns the numbers of the contexts that contain each word."""
     places: dict[str, list[int]] = {}
     for number, context in enumerate(contexts):
         for word in dict.fromkeys(context.words):
@@ -199,8 +206,8 @@ def _places_of_words(contexts: Sequence[Context]) -> dict[str, list[int]]:
     return places
 
 
-def _similar_words(places: dict[str, list[int]], word: str, count: int, known: Any) -> list[str]:
-    """The words, not signs or numbers, that occur about as often as a word."""
+def _similar_words(tokenizer: Any, places: dict[str, list[int]], word: str, count: int) -> list[str]:
+    """Returns the words, without signs and numbers, that occur about as often as a word."""
     own = math.log(len(places[word]))
     frequent = [
         (abs(math.log(len(having)) - own), other)
@@ -211,7 +218,7 @@ def _similar_words(places: dict[str, list[int]], word: str, count: int, known: A
     for _, other in sorted(frequent):
         if len(found) == count:
             break
-        if known(other):
+        if is_known_word(tokenizer, other):
             found.append(other)
     return found
 
@@ -240,7 +247,7 @@ def _senses(
 def _companions(
     here: Counter[str], there: Counter[str], size: int, others: int, word: str, count: int = 10
 ) -> tuple[str, ...]:
-    """The words that tell one set of contexts from another by Dunning's log-likelihood ratio (1993)."""
+    """Returns the words that set one set of contexts apart from another, by Dunning's log-likelihood ratio (1993)."""
     if not others:
         return ()
     ratios = []
@@ -264,8 +271,8 @@ def _companions(
     return tuple(each for _, each in sorted(ratios)[:count])
 
 
-def _places(vectors: Vectors, count: int) -> np.ndarray:
-    """What a vector may owe to where the word stands: place and length, with their logarithms."""
+def _position_properties(vectors: Vectors, count: int) -> np.ndarray:
+    """Returns the position of each word and the length of its context, both also as logarithms, (count, 4)."""
     positions, lengths = vectors.positions[:count], vectors.lengths[:count]
     return np.column_stack([positions, np.log1p(positions), lengths, np.log(lengths)]).astype(np.float64)
 

@@ -1,4 +1,4 @@
-"""How much of the variance of words' vectors lies between the contexts of a word.
+"""How much of the variance of word vectors lies between the contexts of a word.
 
 Dimension letters: W words, n occurrences of a word, D width.
 """
@@ -13,12 +13,13 @@ import numpy as np
 
 @dataclass(frozen=True)
 class VarianceComponents:
-    """The variance of vectors of words, split into that between words and that within them, between their contexts.
+    """The variance of word vectors, split into that between words and that within words, between their contexts.
 
     Attributes:
-        within: of each word, (W,): the sum of its vectors' squared distances from their mean, divided by n - 1.
-        between: the sum of the word means' squared distances from the mean of these, divided by W - 1, less what the
-            variance within words adds to it by chance, the mean of within / n.
+        within: variance within each word, (W,): the sum of the squared distances of its vectors from their mean,
+            divided by n - 1.
+        between: variance between words: the sum of the squared distances of the word means from their mean, divided by
+            W - 1, minus the mean of within / n, which the variance within words adds by chance.
     """
 
     within: np.ndarray
@@ -26,26 +27,26 @@ class VarianceComponents:
 
     @property
     def total(self) -> float:
-        """The expected squared distance of two vectors of two words drawn at random, halved."""
+        """Half the expected squared distance between two vectors of two random words."""
         return float(self.within.mean()) + self.between
 
     @property
     def shares(self) -> np.ndarray:
-        """Of each word the variance between its contexts, as a share of the total, (W,).
+        """The variance between the contexts of each word, as a share of the total, (W,).
 
-        Their mean is one less the intraclass correlation. A static embedding has a share of 0.
+        The mean of the shares is one minus the intraclass correlation. In a static embedding the shares are 0.
         """
         return self.within / self.total if self.total > 0 else np.zeros_like(self.within)
 
 
 def variance_components(words: Sequence[np.ndarray]) -> VarianceComponents:
-    """Splits the variance of words' vectors, with every word weighing the same, however often it occurs.
+    """Splits the variance of word vectors; each word counts equally, however often it occurs.
 
-    It is the analysis of variance of one random effect, the word, over all D dimensions together (Fisher, 1925,
+    This is the analysis of variance with one random effect, the word, over all D dimensions together (Fisher, 1925,
     Statistical Methods for Research Workers, chapter 7; Shrout and Fleiss, 1979).
 
     Args:
-        words: of each word its vectors, (n, D), two or more; of two words or more.
+        words: the vectors of each word, (n, D); at least two words with at least two vectors each.
     """
     means = np.stack([vectors.mean(axis=0, dtype=np.float64) for vectors in words])
     sums = [((vectors - mean) ** 2).sum() for vectors, mean in zip(words, means, strict=True)]
@@ -56,25 +57,25 @@ def variance_components(words: Sequence[np.ndarray]) -> VarianceComponents:
 
 
 def self_similarity(vectors: np.ndarray) -> float:
-    """Mean cosine of a word's vectors in two contexts (Ethayarajh, 2019, https://arxiv.org/abs/1909.00512).
+    """Returns the mean cosine of a word's vectors in two contexts (Ethayarajh, 2019, https://arxiv.org/abs/1909.00512).
 
     Args:
-        vectors: of one word, (n, D).
+        vectors: the vectors of one word, (n, D).
     """
     count = len(vectors)
     total = (_directions(vectors).sum(axis=0) ** 2).sum()
-    # The n pairs of a vector with itself have a cosine of 1.
+    # The n pairs of a vector with itself, each with a cosine of 1, do not count.
     return float((total - count) / (count * (count - 1)))
 
 
 def anisotropy(words: Sequence[np.ndarray]) -> float:
-    """Mean cosine of vectors of two different words: what a self-similarity is to be compared with.
+    """Returns the mean cosine of the vectors of two different words, the baseline for self-similarity.
 
-    Ethayarajh draws occurrences at random, of whatever words; here two are never of one word, and every word weighs
-    the same.
+    Ethayarajh (2019) draws random occurrences of any words. Here the two are never of the same word, and each word
+    counts equally.
 
     Args:
-        words: of each word its vectors, (n, D).
+        words: the vectors of each word, (n, D).
     """
     means = np.stack([_directions(vectors).mean(axis=0) for vectors in words])
     count = len(means)
@@ -87,11 +88,11 @@ def _directions(vectors: np.ndarray) -> np.ndarray:
 
 
 def share_between(vectors: np.ndarray, labels: np.ndarray) -> float:
-    """The share of the vectors' variance that lies between groups of them (R²).
+    """Returns the share of the vectors' variance that lies between groups of them (R²).
 
     Args:
-        vectors: (n, D).
-        labels: the group of each, (n,).
+        vectors: the vectors, (n, D).
+        labels: the group of each vector, (n,).
     """
     wide = vectors.astype(np.float64)
     total = ((wide - wide.mean(axis=0)) ** 2).sum()
@@ -100,14 +101,14 @@ def share_between(vectors: np.ndarray, labels: np.ndarray) -> float:
 
 
 def share_explained(vectors: np.ndarray, properties: np.ndarray) -> float:
-    """The share of the vectors' variance that a linear regression on properties of the occurrences explains.
+    """Returns the share of the vectors' variance that a linear regression on properties of the occurrences explains.
 
-    It is R² over all D dimensions together, adjusted for the number of properties, so that it is 0 on average for
-    properties that say nothing (and may come out below).
+    This is R² over all D dimensions together, adjusted for the number of properties: for uninformative properties it
+    is 0 on average, and may be negative.
 
     Args:
-        vectors: (n, D).
-        properties: numbers of each occurrence, (n, properties).
+        vectors: the vectors, (n, D).
+        properties: the properties of each occurrence, (n, properties).
     """
     varying = properties[:, properties.std(axis=0) > 0]
     design = np.column_stack([np.ones(len(vectors)), varying])

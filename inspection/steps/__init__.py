@@ -1,1 +1,1 @@
-"""Traces, worked calculations, masks, positions and head distances."""
+"""Shape traces, worked examples, and what masks, positions and heads do."""

@@ -1,6 +1,6 @@
-"""What an output depends on: the causal mask hides the future, and without positions the order of a text is invisible.
+"""Which inputs an output depends on, as measured: a causal mask hides later tokens, and positions tell the order.
 
-Dimension letters: L length, E width of the model.
+Dimension letters: L length.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from transformers import PreTrainedModel
 
 from ...configuration.seeds import require_seed
 from ...modeling.positions import LearnedPositions, SinusoidalPositions
-from ..maps.eager_mode import evaluating
+from ..maps.eager_mode import evaluation_mode
 
 _POSITIONS = (LearnedPositions, SinusoidalPositions)
 
 
 def position_gradients(model: PreTrainedModel, inputs: Mapping[str, Tensor], seed: int = 0) -> Tensor:
-    """How the output at each position changes with the input at each position.
+    """Measures how the output at each position changes with the input embedding at each position.
 
     Args:
-        model: any model of the package; of an encoder-decoder the decoder is looked at, of others the whole.
-        inputs: its keyword arguments for one text, as its tokenizer gives them; an encoder-decoder's with
+        model: any model of the package. In an encoder-decoder the outputs and embeddings are those of the decoder.
+        inputs: keyword arguments of the model for one text, as its tokenizer returns them; for an encoder-decoder with
             `decoder_input_ids`.
-        seed: of the direction in which an output is looked at.
+        seed: seed of the random direction onto which the output vectors are projected before the gradient is taken.
 
     Returns:
-        (L, L): at row t and column s the largest gradient, without its sign, of the output at t with respect to the
-        embedding of the token at s. Exactly 0 where the output does not depend on that token.
+        (L, L): in row t and column s the largest absolute gradient of the output at t with respect to the embedding of
+        the token at s. It is exactly 0 if the output does not depend on that token.
 
     Raises:
-        ValueError: if the inputs hold no ids, or several texts.
+        ValueError: if the inputs do not hold the ids of exactly one text.
     """
     is_encoder_decoder = model.config.is_encoder_decoder
     name = "decoder_input_ids" if is_encoder_decoder else "input_ids"
@@ -47,25 +47,25 @@ def position_gradients(model: PreTrainedModel, inputs: Mapping[str, Tensor], see
     embedded = embed(ids).detach().requires_grad_()
     given = {key: value for key, value in inputs.items() if key != name}
     given[name.replace("input_ids", "inputs_embeds")] = embedded
-    with torch.enable_grad(), evaluating(model):
-        states = _states_of(network(**given, return_dict=True))  # (L, width)
-        # The sum over a normalised vector is always the same, so that its gradient says nothing: any other direction.
+    with evaluation_mode(model), torch.enable_grad():
+        states = _output_vectors(network(**given, return_dict=True))  # (L, width)
+        # A random direction, because the sum over a layer-normalised vector is constant and its gradient is 0.
         direction = torch.randn(states.shape[-1], generator=torch.Generator().manual_seed(seed)).to(states)
         rows = [torch.autograd.grad(state @ direction, embedded, retain_graph=True)[0] for state in states]
     return torch.stack([row[0].abs().amax(dim=-1) for row in rows])  # (L, L)
 
 
-def _states_of(outputs: Any) -> Tensor:
-    """What a model gives for each token of one text; the model inside an adapter may have an output layer."""
+def _output_vectors(outputs: Any) -> Tensor:
+    """Returns the logits of a model for each token of one text, or its hidden states if it has no output layer."""
     return (outputs.logits if "logits" in outputs else outputs.last_hidden_state)[0]
 
 
 @contextmanager
 def without_positions(model: nn.Module) -> Iterator[None]:
-    """Sets a model's position embeddings to zero, and back to what they were.
+    """Sets the position embeddings of a model to zero while a block runs, and restores them afterwards.
 
     Raises:
-        ValueError: if it has none.
+        ValueError: if the model has no position embeddings.
     """
     tables = [
         module.weight if isinstance(module, LearnedPositions) else module.table
@@ -88,13 +88,13 @@ def without_positions(model: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class OrderEffect:
-    """What permuting the input of a model does to its output.
+    """The effect of permuting the input of a model on its output.
 
     Attributes:
-        permutation: place i of the permuted text holds the token that was at `permutation[i]`.
-        with_positions: the largest difference between the output of the permuted text and the permuted output.
-        without_positions: the same, with position embeddings of zero.
-        largest: the largest output, without its sign, that these are to be compared with.
+        permutation: position i of the permuted text holds the token that was at position `permutation[i]`.
+        with_positions: the largest difference between the output for the permuted text and the permuted output.
+        without_positions: the same difference with position embeddings of zero.
+        largest: the largest absolute output, as the scale of the two differences.
     """
 
     permutation: tuple[int, ...]
@@ -103,25 +103,24 @@ class OrderEffect:
     largest: float
 
 
-@torch.no_grad()
 def order_effect(model: PreTrainedModel, input_ids: Tensor, seed: int = 0) -> OrderEffect:
-    """Permutes a text, and compares the output with the permuted output, with position embeddings and without.
+    """Permutes a text, and compares the new output with the permuted old one, with and without position embeddings.
 
-    In an encoder without positions the two are equal but for rounding: it takes a text for a bag of words. Under a
-    causal mask they are not, since a token then sees as many others as stand before it.
+    In an encoder without positions the two are equal up to rounding: it treats a text as a bag of words. Under a
+    causal mask they differ, because a token then attends to as many tokens as precede it.
 
     Args:
-        model: any model of the package with position embeddings; of an encoder-decoder the encoder is looked at.
-        input_ids: of one text, (1, L).
-        seed: of the permutation, which is drawn anew while it leaves the text as it is.
+        model: any model of the package with position embeddings; in an encoder-decoder the encoder is measured.
+        input_ids: the ids of one text, (1, L).
+        seed: seed of the permutation, which is redrawn as long as it leaves the text unchanged.
 
     Raises:
-        ValueError: if the model has no position embeddings, the text has less than two different tokens, or the seed
-            is none.
+        ValueError: if the model has no position embeddings, the text has fewer than two different tokens, or the seed
+            is out of range.
     """
     require_seed(seed)
     if input_ids.shape[0] != 1 or len(input_ids.unique()) < 2:
-        raise ValueError("`input_ids` must hold one text with two different tokens or more")
+        raise ValueError("`input_ids` must hold one text with at least two different tokens")
     network: Any = model.base_model
     if model.config.is_encoder_decoder:
         network = model.get_encoder()
@@ -131,14 +130,14 @@ def order_effect(model: PreTrainedModel, input_ids: Tensor, seed: int = 0) -> Or
         order = torch.randperm(input_ids.shape[1], generator=generator)
 
     def states(ids: Tensor) -> Tensor:
-        # Of one segment, said so: a BERT would warn of separators otherwise, which are permuted like the rest.
+        # One segment for the whole text: without it BERT would warn about the separators, which are permuted too.
         segments = {"token_type_ids": torch.zeros_like(ids)} if hasattr(model.config, "type_vocab_size") else {}
-        return _states_of(network(input_ids=ids, **segments, return_dict=True))
+        return _output_vectors(network(input_ids=ids, **segments, return_dict=True))
 
     def difference() -> float:
         return float((states(input_ids[:, order]) - states(input_ids)[order]).abs().max())
 
-    with evaluating(model):
+    with evaluation_mode(model):
         with without_positions(network):
             without = difference()
         return OrderEffect(tuple(order.tolist()), difference(), without, float(states(input_ids).abs().max()))

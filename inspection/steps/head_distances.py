@@ -1,6 +1,6 @@
-"""How far away heads look: mean attention weight by the distance between key and query, and its picture.
+"""How far away each head attends: its mean weight by the distance between key and query, measured and drawn.
 
-Dimension letters: N layers, H heads, L length, R distances each way.
+Dimension letters: N layers, H heads, L length, R largest offset to each side.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..maps.eager_mode import evaluating
+from ..maps.eager_mode import eager_attention
 
-# More than any picture shows.
+# Far more than a figure can show.
 MOST_OFFSET = 10_000
 
 
 @dataclass(frozen=True)
 class HeadDistances:
-    """Where the heads of each layer look, from a query.
+    """The mean attention weights of each head by the offset from query to key.
 
     Attributes:
-        offsets: place of the key less place of the query: negative before it, positive after it, (2 R + 1,).
-        weights: mean weight that a head gives a key at each offset, over all queries that have such a key,
+        offsets: position of the key minus position of the query, (2 R + 1,): negative for keys before the query.
+        weights: mean weight of each head on a key at each offset, over all queries that have such a key,
             (N, H, 2 R + 1); NaN at an offset that no text is long enough for.
-        mean_distance: how many places away a head looks on average, all its weights counted, (N, H).
-        uniform_distance: the same for weights that are equal on all keys that a query may see.
+        mean_distance: mean distance in tokens from query to key, weighted by attention, (N, H).
+        uniform_distance: the mean distance if every query attended equally to all keys that it may see.
         texts: number of texts.
-        tokens: number of their tokens.
+        tokens: number of tokens in these texts.
     """
 
     offsets: Tensor
@@ -44,19 +44,19 @@ class HeadDistances:
     tokens: int
 
 
-@torch.no_grad()
 def head_distances(
     model: PreTrainedModel, texts: Iterable[Mapping[str, Tensor]], max_offset: int = 10
 ) -> HeadDistances:
-    """Measures how far away the self-attention of each head looks.
+    """Measures how far away the self-attention of each head attends.
 
     Args:
-        model: a BERT or a decoder, or an encoder-decoder Transformer, of which the encoder is looked at.
-        texts: keyword arguments of the model for one text each, without padding, as its tokenizer gives them.
-        max_offset: the farthest offset to each side that is told apart.
+        model: a BERT, a decoder, or an encoder-decoder Transformer, of which the encoder is measured.
+        texts: keyword arguments of the model for one text each, without padding, as its tokenizer returns them.
+        max_offset: the largest offset to each side with a mean of its own; R.
 
     Raises:
-        ValueError: if the model has no self-attention, there is no text, or one is given with others.
+        ValueError: if the model has no self-attention, there are no texts, one of them is a batch or has padding, or
+            `max_offset` is out of range.
     """
     if not 1 <= max_offset <= MOST_OFFSET:
         raise ValueError(f"`max_offset` ({max_offset}) must be at least 1 and at most {MOST_OFFSET:,}")
@@ -66,13 +66,13 @@ def head_distances(
     pairs = torch.zeros(len(offsets), dtype=torch.float64)
     distances: Tensor | float = 0.0
     uniform, count, tokens = 0.0, 0, 0
-    with evaluating(model):
+    with eager_attention(model):
         for text in texts:
             weights = _self_attention(network, text)  # (N, H, L, L)
             length = weights.shape[-1]
             places = torch.arange(length, device=weights.device)
             offset = places[None, :] - places[:, None]  # (L, L)
-            # What a causal mask hides is not there to be looked at.
+            # A causal mask hides the keys after the query.
             seen = torch.ones_like(offset, dtype=torch.bool) if not _is_causal(network) else offset <= 0
             away = offset.abs().double()
             near = seen & (away <= max_offset)
@@ -84,7 +84,7 @@ def head_distances(
             uniform += float(((seen * away).sum(-1) / seen.sum(-1)).sum())
             count, tokens = count + 1, tokens + length
     if sums is None:
-        raise ValueError("`texts` holds none: give one or more")
+        raise ValueError("`texts` is empty: give at least one text")
     mean = (distances / tokens).cpu()  # type: ignore[union-attr]
     return HeadDistances(
         offsets, sums.cpu() / pairs.where(pairs > 0, torch.nan), mean, uniform / tokens, count, tokens
@@ -96,18 +96,23 @@ def _is_causal(network: PreTrainedModel) -> bool:
 
 
 def _self_attention(network: PreTrainedModel, text: Mapping[str, Tensor]) -> Tensor:
-    """Weights of all layers for one text, (N, H, L, L) in float64."""
+    """Returns the weights of all layers for one text, (N, H, L, L) in float64."""
     ids = text.get("input_ids")
     if ids is None or len(ids) != 1 or not bool(text.get("attention_mask", torch.ones(1)).all()):
-        raise ValueError("`texts` must hold the `input_ids` of one text each, without padding")
+        raise ValueError("each of `texts` must hold the `input_ids` of one text, without padding")
     attentions = network(**text, output_attentions=True, return_dict=True).get("attentions")
     if not attentions:
-        raise ValueError(f"`model` has no self-attention: its {type(network).__name__} has none")
+        raise ValueError(f"`model` has no self-attention: its {type(network).__name__} returned no weights of it")
     return torch.cat(attentions).double()
 
 
 def plot_head_distances(measured: HeadDistances, output: str | Path) -> None:
-    """Draws a panel for each layer: a row for each head, the offset along it, darker where more weight goes."""
+    """Draws a panel for each layer, with a row for each head and a column for each offset, and saves the figure.
+
+    Args:
+        measured: the distances to draw.
+        output: file of the figure.
+    """
     layers, heads, _ = measured.weights.shape
     columns = min(layers, 4)
     rows = -(-layers // columns)
@@ -115,7 +120,7 @@ def plot_head_distances(measured: HeadDistances, output: str | Path) -> None:
     figure = Figure(figsize=(width, height), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True).flatten()
     reach = int(measured.offsets.max())
-    # The root of the weight: small weights that are spread out stay visible beside a head that looks at one place.
+    # Colours follow the square root, so that small spread-out weights stay visible beside a head with one sharp peak.
     norm = PowerNorm(0.5, 0, float(measured.weights.nan_to_num().max()))
     for number, axes in enumerate(grid):
         if number >= layers:
@@ -134,10 +139,10 @@ def plot_head_distances(measured: HeadDistances, output: str | Path) -> None:
         axes.set_title(f"layer {number}", fontsize=10)
         axes.tick_params(labelbottom=True)
     figure.colorbar(image, ax=grid.tolist(), label="mean weight", shrink=0.8)
-    figure.supxlabel("place of the key less place of the query", fontsize=9)
+    figure.supxlabel("position of the key minus position of the query", fontsize=9)
     figure.supylabel("head  (mean distance)", fontsize=9)
     figure.suptitle(
-        f"Where each head looks ({measured.tokens:,} tokens)\n"
+        f"Where each head attends ({measured.tokens:,} tokens)\n"
         f"equal weights: mean distance {measured.uniform_distance:.1f}",
         fontsize=10,
     )

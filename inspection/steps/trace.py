@@ -1,6 +1,6 @@
-"""What happens inside an attention layer, step by step, with every shape: taken from the model's own forward pass.
+"""Traces of an attention layer: every tensor of the model's own forward pass, step by step, with its shape.
 
-Dimension letters: see `LETTERS`; a step names its own.
+Dimension letters: `LETTERS` explains them.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ...modeling.attention import (
 )
 from ...modeling.captioner import RegardCaptionerForConditionalGeneration
 from ...modeling.recurrent import RecurrentDecoderStep
-from ..maps.eager_mode import evaluating
+from ..maps.eager_mode import eager_attention
 
 LETTERS = {
     "B": "batch",
     "H": "heads",
     "Q": "queries",
     "K": "keys and values",
-    "P": "places of the image, its keys and values",
+    "P": "cells of the image, its keys and values",
     "D": "width of a head",
     "E": "width of the model",
     "C": "width of the encoder's states",
@@ -47,14 +47,14 @@ LETTERS = {
 
 @dataclass(frozen=True)
 class Step:
-    """One tensor on the way.
+    """One tensor of a trace.
 
     Attributes:
         stage: "input", "project", "score", "normalize", "combine" or "output".
-        name: of the tensor.
-        letters: of its dimensions, keys of `LETTERS`: "B H Q K".
-        meaning: how it comes from those before it.
-        tensor: what the model computed, without its gradients.
+        name: name of the tensor.
+        letters: the letters of its dimensions, keys of `LETTERS`, such as "B H Q K".
+        meaning: how the tensor is computed from those before it.
+        tensor: the tensor that the model computed, detached.
     """
 
     stage: str
@@ -66,13 +66,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Trace:
-    """One call of one attention layer.
+    """The tensors of one call of one attention layer.
 
     Attributes:
         layer: name of the module.
-        kind: what it is: "self-attention", "cross-attention", "spatial attention" or an alignment.
-        call: the number of the call in this forward pass, from 0: a recurrent decoder makes one for each target token.
-        steps: in their order.
+        kind: "self-attention", "cross-attention", "spatial attention" or the class name of an alignment.
+        call: number of the call in the forward pass, from 0; a recurrent decoder makes one call per target token.
+        steps: the tensors in the order in which they are computed.
     """
 
     layer: str
@@ -81,7 +81,7 @@ class Trace:
     steps: tuple[Step, ...]
 
     def __getitem__(self, name: str) -> Tensor:
-        """The tensor of the step of this name."""
+        """Returns the tensor of the step with a name."""
         return next(step.tensor for step in self.steps if step.name == name)
 
     @property
@@ -97,27 +97,27 @@ class Trace:
 # Steps as (stage, name, letters, meaning).
 _Outline = tuple[tuple[str, str, str, str], ...]
 _AFTER_SCORES: _Outline = (
-    ("normalize", "masked", "B Q K", "{scored}, with the lowest number where a key may not be seen"),
-    ("normalize", "weights", "B Q K", "softmax of masked over the keys; 0 where one may not be seen"),
+    ("normalize", "masked", "B Q K", "{scored}, with the lowest number where the mask hides a key"),
+    ("normalize", "weights", "B Q K", "softmax of masked over the keys; 0 where the mask hides a key"),
 )
 
 
 def _heads_outline(is_cross: bool) -> _Outline:
     source = "memory" if is_cross else "input"
     return (
-        ("input", "input", "B Q E", "what the layer reads"),
-        *((("input", "memory", "B K E", "what the encoder gave"),) if is_cross else ()),
+        ("input", "input", "B Q E", "the input of the layer"),
+        *((("input", "memory", "B K E", "the output of the encoder"),) if is_cross else ()),
         ("project", "query", "B Q E", "input · W_query + b_query"),
         ("project", "key", "B K E", f"{source} · W_key + b_key"),
         ("project", "value", "B K E", f"{source} · W_value + b_value"),
-        ("project", "query heads", "B H Q D", "query, cut into heads"),
-        ("project", "key heads", "B H K D", "key, cut into heads"),
-        ("project", "value heads", "B H K D", "value, cut into heads"),
+        ("project", "query heads", "B H Q D", "query, split into heads"),
+        ("project", "key heads", "B H K D", "key, split into heads"),
+        ("project", "value heads", "B H K D", "value, split into heads"),
         ("score", "scores", "B H Q K", "query heads · key heads"),
         ("score", "scaled", "B H Q K", "scores / √D"),
         *((stage, name, "B H Q K", meaning.format(scored="scaled")) for stage, name, _, meaning in _AFTER_SCORES),
         ("combine", "context", "B H Q D", "weights · value heads"),
-        ("combine", "merged", "B Q E", "context, the heads side by side"),
+        ("combine", "merged", "B Q E", "context, heads concatenated"),
         ("output", "output", "B Q E", "merged · W_output + b_output"),
     )
 
@@ -140,8 +140,8 @@ def _alignment_outline(alignment: Alignment) -> _Outline:
     elif scaled:
         score = (*score, ("score", "scaled", "B Q K", "scores / √E"))
     return (
-        ("input", "query state", "B Q E", "the decoder's last layer, before it reads the token"),
-        ("input", "states", "B K C", "what is attended to; keys and values"),
+        ("input", "query state", "B Q E", "state of the decoder's last layer before it reads the token"),
+        ("input", "states", "B K C", "the keys and values"),
         *project,
         *score,
         *(
@@ -153,7 +153,7 @@ def _alignment_outline(alignment: Alignment) -> _Outline:
 
 
 class _SoftmaxInput(TorchFunctionMode):
-    """Notes what the softmax reads."""
+    """Notes the input of every softmax."""
 
     def __init__(self, note: Callable[[str, Tensor], None]) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class _SoftmaxInput(TorchFunctionMode):
 
 
 class _Recorder:
-    """Notes tensors while one of the chosen layers runs, and lets all others be."""
+    """Notes the tensors of the chosen layers while they run, and ignores all others."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[nn.Module, dict[str, Tensor]]] = []
@@ -187,15 +187,15 @@ class _Recorder:
     def note_feature_map(self, module: nn.Module, given: Any, output: Any) -> None:
         self.feature_map = output.feature_maps[-1].detach()
 
-    # The three functions of the motif, each with a note of what goes in and out.
+    # Wrappers of the three functions of `modeling/attention.py` that note their inputs and outputs.
 
     def dot_scores(self, original: Callable, query: Tensor, keys: Tensor, scale: float = 1.0) -> Tensor:
         scaled = original(query, keys, scale)
         if self.running:
             self.note("query heads", query)
             self.note("key heads", keys)
-            # The models scale the query before the product, which is less work than to scale the scores. These are
-            # the only ones that they do not make: their own function's, on their own tensors, without the scale.
+            # The one tensor that the models do not compute: they scale the query before the product, which takes less
+            # work than scaling the scores. Here the same function runs on the same tensors without the scale.
             self.note("scores", original(query, keys))
             self.note("scaled", scaled)
         return scaled
@@ -250,7 +250,7 @@ def _hooks_of_alignment(alignment: Alignment, recorder: _Recorder) -> Iterator[A
 
 
 def _attending(model: PreTrainedModel, layer: int) -> dict[nn.Module, str]:
-    """The modules of a layer that attend, and their names."""
+    """Returns the attention modules of a layer, with their names."""
     found = {
         module: (name, module.layer_idx if isinstance(module, MultiHeadAttention) else 0)
         for name, module in model.named_modules()
@@ -259,38 +259,40 @@ def _attending(model: PreTrainedModel, layer: int) -> dict[nn.Module, str]:
     }
     if not found:
         raise ValueError(
-            f"`model` is a {type(model).__name__} without attention: it must be a model of regard's that attends"
+            f"`model` is a {type(model).__name__} without attention: it must be a model of regard with attention"
         )
     count = 1 + max(index for _, index in found.values())
     if not 0 <= layer < count:
-        raise ValueError(f"`layer` ({layer}) must be at least 0 and less than {count}, the layers that attend")
+        raise ValueError(
+            f"`layer` ({layer}) must be at least 0 and less than {count}, the number of layers with attention"
+        )
     return {module: name for module, (name, index) in found.items() if index == layer}
 
 
-@torch.no_grad()
 def trace_shapes(model: PreTrainedModel, inputs: Mapping[str, Any], layer: int = 0) -> list[Trace]:
-    """Follows one input through the attention of one layer.
+    """Traces one input through the attention of one layer.
 
-    The tensors are those of the model's own forward pass, on the eager kernel, in evaluation: hooks note what goes in
-    and out of the layer's projections, and while it runs the functions of the motif note what they get and give. Both
-    are taken off again, also if the model fails. Other threads should not run a model meanwhile.
+    The tensors are those of the model's own forward pass, in evaluation mode and on the eager kernel. Hooks note the
+    inputs and outputs of the layer's projections, and `dot_scores`, `normalize` and `combine` of
+    `modeling/attention.py` are patched to note theirs. Hooks and patches are removed afterwards, also after an error.
+    No other thread should run a model of the package in the meantime.
 
     Args:
-        model: any model of the package that attends.
-        inputs: its keyword arguments, as its tokenizer or processor gives them.
-        layer: number of the layer, from 0. In an encoder-decoder it is the encoder's and the decoder's.
+        model: any model of the package with attention.
+        inputs: keyword arguments of the model, as its tokenizer or processor returns them.
+        layer: number of the layer, from 0; in an encoder-decoder the number of an encoder and of a decoder layer.
 
     Returns:
-        A trace for each call of each attention of the layer, in their order. With a recurrent decoder, one for each
-        target token.
+        A trace for each call of each attention module of the layer, in order of the calls. A recurrent decoder has one
+        for each target token.
 
     Raises:
-        ValueError: if there is no such layer, nothing in the model attends, or the inputs do not suit it.
+        ValueError: if there is no such layer, the model has no attention, or the inputs do not suit it.
     """
     chosen = _attending(model, layer)
     recorder = _Recorder()
     with ExitStack() as stack:
-        stack.enter_context(evaluating(model))
+        stack.enter_context(eager_attention(model))
         for name in ("dot_scores", "normalize", "combine"):
             own = partial(getattr(recorder, name), getattr(attention, name))
             stack.enter_context(patch.object(attention, name, own))
@@ -328,10 +330,10 @@ def _make_trace(
     if feature_map is not None and kind != "self-attention":
         kind = "spatial attention" if kind == "cross-attention" else f"spatial attention, {kind}"
         noted = {"feature map": feature_map, **noted}
-        # Places for keys; and the states are as wide as the decoder.
+        # The keys are the cells of the image, and the states are as wide as the decoder.
         letters = str.maketrans({"K": "P", "C": "E"})
         outline = (
-            ("input", "feature map", "B F Y X", "what the backbone sees; its places are the keys and values"),
+            ("input", "feature map", "B F Y X", "output of the backbone; its cells are the keys and values"),
             *((stage, step, own.translate(letters), meaning) for stage, step, own, meaning in outline),
         )
     steps = tuple(Step(stage, step, letters, meaning, noted[step]) for stage, step, letters, meaning in outline)
@@ -339,7 +341,7 @@ def _make_trace(
 
 
 def _summary(step: Step) -> tuple[str, str, str, str]:
-    """Least, mean and largest of the values that no mask hides, and the meaning with the number of those it hides."""
+    """Returns the smallest, mean and largest unmasked value, and the meaning with the number of masked values."""
     hidden = step.tensor == torch.finfo(step.tensor.dtype).min
     seen = step.tensor[~hidden].float()
     shown = [f"{float(value):.3g}" for value in (seen.min(), seen.mean(), seen.max())] if len(seen) else [""] * 3
@@ -348,7 +350,7 @@ def _summary(step: Step) -> tuple[str, str, str, str]:
 
 
 def format_trace(trace: Trace) -> str:
-    """A trace as a table: each step with its stage, dimension letters, shape, least, mean and largest value."""
+    """Returns a trace as a table: each step with its stage, letters, shape, and smallest, mean and largest value."""
     header = ("", "step", "letters", "shape", "min", "mean", "max", "")
     rows = [header]
     stage = ""

@@ -1,4 +1,4 @@
-"""A worked calculation: scores, weights and context vector of given vectors, with every sum written out."""
+"""Worked examples of attention: scores, weights and context vector of given vectors, with every sum written out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...modeling.attention import ALIGNMENTS, AdditiveAlignment, Alignment, attend
 
-# The matrices and vectors that each alignment has, as arguments of `worked_calculation`.
+# The arguments of `worked_calculation` that hold the parameters of each alignment.
 _PARAMETERS = {
     "dot": (),
     "scaled_dot": (),
@@ -25,14 +25,14 @@ Matrix = Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class Calculation:
-    """What an alignment makes of a query, keys and values.
+    """The result of attending from one query to keys and values.
 
     Attributes:
-        alignment: its name.
-        scores: of each key.
-        weights: of each key; they sum to one.
-        context: the sum of the values, each times its weight.
-        lines: the same, step by step, with every sum written out.
+        alignment: name of the alignment.
+        scores: the score of each key.
+        weights: the weight of each key; the weights sum to one.
+        context: the context vector, the weighted sum of the values.
+        lines: the calculation as lines of text, with every sum written out.
     """
 
     alignment: str
@@ -46,33 +46,33 @@ def parse_vector(text: str, name: str) -> list[float]:
     """Reads numbers separated by spaces or commas.
 
     Raises:
-        ValueError: if there are none, or something else is among them.
+        ValueError: if there are no numbers, or a part is not a number.
     """
     numbers = []
     for word in text.replace(",", " ").split():
         try:
             numbers.append(float(word))
         except ValueError:
-            raise ValueError(f"`{name}` ({text!r}) holds {word!r}, which is no number") from None
+            raise ValueError(f"`{name}` ({text!r}) holds {word!r}, which is not a number") from None
     if not numbers:
-        raise ValueError(f"`{name}` ({text!r}) must hold a number or more, such as '1 0.5'")
+        raise ValueError(f"`{name}` ({text!r}) must hold at least one number, such as '1 0.5'")
     return numbers
 
 
 def parse_matrix(text: str, name: str) -> list[list[float]]:
-    """Reads rows, separated by semicolons, of numbers; see `parse_vector`."""
+    """Reads rows separated by semicolons, each as `parse_vector` does."""
     return [parse_vector(row, name) for row in text.split(";")]
 
 
 def _vector(numbers: Vector, name: str) -> Tensor:
     if not len(numbers) or not all(math.isfinite(number) for number in numbers):
-        raise ValueError(f"`{name}` ({list(numbers)}) must hold one or more finite numbers")
+        raise ValueError(f"`{name}` ({list(numbers)}) must hold finite numbers, at least one")
     return torch.tensor(numbers, dtype=torch.float64)
 
 
 def _matrix(rows: Matrix, name: str) -> Tensor:
     if not len(rows):
-        raise ValueError(f"`{name}` must hold one row or more")
+        raise ValueError(f"`{name}` must hold at least one row")
     widths = sorted({len(row) for row in rows})
     if len(widths) > 1:
         raise ValueError(
@@ -98,40 +98,42 @@ def worked_calculation(
     key_matrix: Matrix | None = None,
     vector: Vector | None = None,
 ) -> Calculation:
-    """Attends from a query to keys and values by the package's own alignment, in float64, and writes out how.
+    """Attends from a query to keys and values, and writes the calculation out.
+
+    The scores, weights and context come from the package's own alignment and attention, in float64.
 
     Args:
-        query: q.
-        keys: k1, k2 and so on.
-        values: v1, v2 and so on, as many as keys; None: the keys.
+        query: the query vector q.
+        keys: the key vectors k1, k2 and so on.
+        values: the value vectors v1, v2 and so on, one for each key; None to use the keys.
         alignment: "dot" (q · k), "scaled_dot" (q · k / √d), "bilinear" (q · W k) or "additive" (v · tanh(W q + U k)).
-        matrix: W of the bilinear alignment, with as many rows as q has numbers and as many columns as a key.
+        matrix: W of the bilinear alignment, with as many rows as q has numbers and as many columns as a key has.
         query_matrix: W of the additive alignment, with as many columns as q has numbers.
         key_matrix: U of the additive alignment, with as many rows as W and as many columns as a key has numbers.
         vector: v of the additive alignment, with as many numbers as W has rows.
 
     Raises:
-        ValueError: for an alignment that there is not, a matrix or vector that it lacks or has not, or sizes that do
-            not go together.
+        ValueError: if there is no such alignment, a parameter is missing or belongs to another alignment, or the sizes
+            do not match.
     """
     if alignment not in ALIGNMENTS:
         raise ValueError(f"`alignment` ({alignment!r}) must be one of {', '.join(ALIGNMENTS)}")
     given = {"matrix": matrix, "query_matrix": query_matrix, "key_matrix": key_matrix, "vector": vector}
     for name, parameter in given.items():
         if parameter is not None and name not in _PARAMETERS[alignment]:
-            raise ValueError(f"`{name}` is given, but the alignment {alignment!r} has none")
+            raise ValueError(f"`{name}` is given, but the alignment {alignment!r} does not use it")
         if parameter is None and name in _PARAMETERS[alignment]:
             raise ValueError(f"`{name}` is missing: the alignment {alignment!r} needs it")
     q, k = _vector(query, "query"), _matrix(keys, "keys")
     v = k if values is None else _matrix(values, "values")
     if len(v) != len(k):
-        raise ValueError(f"`values` are {len(v)}, but `keys` are {len(k)}: there must be one value for each key")
+        raise ValueError(f"`values` has {len(v)} rows, but `keys` has {len(k)}: there must be one value for each key")
     layer, scoring = _make_alignment(alignment, q, k, matrix, query_matrix, key_matrix, vector)
 
     projected = layer.project_keys(k[None])
     scores = layer(q[None, None], projected)[0, 0]
     if not scores.isfinite().all():
-        raise ValueError(f"`query` and `keys` have scores of {_show(scores)}: their numbers must be smaller")
+        raise ValueError(f"`query` and `keys` give the scores {_show(scores)}: their numbers must be smaller")
     context, weights = (each[0, 0] for each in attend(layer, q[None, None], projected, v[None]))
     lines = [f"query q = {_show(q)}"]
     lines += [f"key k{number} = {_show(row)}" for number, row in enumerate(k, 1)]
@@ -152,7 +154,7 @@ def _make_alignment(
     key_matrix: Matrix | None,
     vector: Vector | None,
 ) -> tuple[Alignment, list[str]]:
-    """The alignment with these parameters, and the lines of its scores."""
+    """Returns the alignment with these parameters, and the lines that explain its scores."""
     width, key_width = len(q), k.shape[1]
     if name == "additive":
         assert query_matrix is not None
@@ -176,7 +178,7 @@ def _make_alignment(
 
 
 def _number(number: float | Tensor) -> str:
-    """Five digits at most; none that are zero at the end."""
+    """Formats a number with at most five digits and no trailing zeros."""
     text = f"{float(number):.5g}"
     return "0" if text == "-0" else text
 
@@ -191,13 +193,13 @@ def _show(vector: Tensor) -> str:
 
 
 def _product(left: Tensor, right: Tensor) -> str:
-    """The sum of products of two vectors, written out: "1·0.5 + 0·2 = 0.5"."""
+    """Writes out the dot product of two vectors: "1·0.5 + 0·2 = 0.5"."""
     terms = " + ".join(f"{_factor(a)}·{_factor(b)}" for a, b in zip(left, right, strict=True))
     return f"{terms} = {_number(left @ right)}"
 
 
 def _matrix_lines(name: str, matrix: Tensor, of: str, vector: Tensor) -> list[str]:
-    """The product of a matrix and a vector, a line for each row."""
+    """Writes out the product of a matrix and a vector, with a line for each row."""
     rows = [f"    row {number}: {_product(row, vector)}" for number, row in enumerate(matrix, 1)]
     return [f"  {name} {of} = {_show(matrix @ vector)}", *rows]
 
@@ -235,12 +237,12 @@ def _additive_lines(q: Tensor, k: Tensor, w: Tensor, u: Tensor, v: Tensor) -> li
 
 
 def _softmax_lines(scores: Tensor, weights: Tensor) -> list[str]:
-    # Large powers are not for writing down: without its largest score the softmax is the same.
+    # Subtracting the largest score keeps the powers readable, and does not change the softmax.
     largest = scores.max() if scores.abs().max() > 20 else torch.tensor(0.0, dtype=scores.dtype)
     powers = torch.exp(scores - largest)
     total = _number(powers.sum())
-    taken = f", less their largest ({_number(largest)})" if largest else ""
-    lines = [f"weights: softmax of the scores{taken}"]
+    subtracted = f" minus the largest ({_number(largest)})" if largest else ""
+    lines = [f"weights: softmax of the scores{subtracted}"]
     for score, power in zip(scores, powers, strict=True):
         lines.append(f"  exp({_number(score - largest)}) = {_number(power)}")
     lines.append(f"  sum = {' + '.join(map(_number, powers))} = {total}")

@@ -14,8 +14,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from ..inspection.maps.attention_map import attention_map
-from ..inspection.maps.maps import AttentionMap
+from ..inspection.maps.attention_map import AttentionMap, attention_map
 from ..loading import load_network, require_ending
 from ..modeling.loading.load import require_text
 

@@ -20,8 +20,8 @@ from transformers import (
 )
 
 from ..configuration.captioner import RegardCaptionerConfig
+from ..configuration.extras import require_extra
 from ..configuration.seeds import require_seed
-from ..inspection.faithfulness.erasure import require_packages
 from ..inspection.faithfulness.faithfulness import Faithfulness, faithfulness
 from ..inspection.faithfulness.prediction import Example, special_ids
 from ..loading import load_network, require_ending
@@ -148,7 +148,7 @@ def inspect_faithfulness(
     require_seed(seed)
     if data is not None:
         require_source(data)
-    require_packages()
+    require_extra("faithfulness")
     network, processor = load_predicting(model)
     rows = held_out_rows(model, data, network)
     drawn: Sequence[Example] = list(islice(_as_examples(rows, processor, seed), min(examples, len(rows))))

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ..configuration.extras import require_extra
 from ..configuration.seeds import require_seed
-from ..inspection.senses.clusters import load_extra
 from ..inspection.senses.figure import draw_senses, example_line, title_of
 from ..inspection.senses.senses import WordSenses, word_senses
 from ..loading import require_ending
@@ -38,8 +38,7 @@ def senses(
     require_ending(output, (".png", ".svg"))
     require_text(word, "word")
     require_seed(seed)
-    for module, package in (("gensim", "gensim"), ("sklearn", "scikit-learn")):
-        load_extra(module, package)
+    require_extra("senses")
     network, tokenizer = load_attentive(model)
     texts = load_documents(data, max_documents=documents)["text"]
     found = word_senses(

@@ -15,8 +15,8 @@ from accelerate import PartialState
 
 from ..modeling.loading.load import MODEL
 from ..sharing.cards import card_of, examples_of, figure_rows, write_card
-from ..training.families.base import train
 from ..training.families.registry import TRAINABLE
+from ..training.families.train import train
 
 logger = logging.getLogger(__name__)
 

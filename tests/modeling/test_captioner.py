@@ -486,6 +486,7 @@ def test_the_kernels_agree(decoder_type, backbone, make_captioner):
     torch.testing.assert_close(model(pixel_values, labels=labels).logits, expected, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_compiled_is_the_same(make_captioner):
     model, pixel_values, labels = make_captioner("transformer", num_hidden_layers=1), images(), captions()
     torch.compiler.reset()

@@ -9,7 +9,7 @@ import transformers
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
-from regard import registration
+from regard import RegardBertForMaskedLM, RegardRecurrentForConditionalGeneration, registration
 from regard.modeling.base import RegardPreTrainedModel
 from regard.registration import FAMILIES
 
@@ -244,15 +244,29 @@ def test_gradient_checkpointing_gives_the_same_gradients(model_class, kernel, ma
     assert run()[0] == once
 
 
+@pytest.fixture
+def assert_compiled_is_the_same(make_model, make_inputs, loss_of):
+    def check(model_class) -> None:
+        """Forward and backward; in one graph, but for packed sequences."""
+        model, inputs = make_model(model_class), make_inputs(model_class, labels=True)
+        torch.compiler.reset()
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=not model_class._is_stateful)
+        expected, actual = model(**inputs), compiled(**inputs)
+        torch.testing.assert_close(tensors_of(actual), tensors_of(expected))
+        torch.testing.assert_close(gradients(model, loss_of(actual)), gradients(model, loss_of(expected)))
+
+    return check
+
+
+# One stack of blocks and one recurrent model with every change, since each takes seconds.
+@pytest.mark.parametrize("compiled_class", [RegardBertForMaskedLM, RegardRecurrentForConditionalGeneration])
+def test_a_compiled_stack_is_the_same(compiled_class, assert_compiled_is_the_same):
+    assert_compiled_is_the_same(compiled_class)
+
+
 @pytest.mark.slow
-def test_compiled_is_the_same(model_class, make_model, make_inputs, loss_of):
-    """Forward and backward; in one graph, but for packed sequences."""
-    model, inputs = make_model(model_class), make_inputs(model_class, labels=True)
-    torch.compiler.reset()
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=not model_class._is_stateful)
-    expected, actual = model(**inputs), compiled(**inputs)
-    torch.testing.assert_close(tensors_of(actual), tensors_of(expected))
-    torch.testing.assert_close(gradients(model, loss_of(actual)), gradients(model, loss_of(expected)))
+def test_compiled_is_the_same(model_class, assert_compiled_is_the_same):
+    assert_compiled_is_the_same(model_class)
 
 
 def test_copies_and_pickles_are_models_of_their_own(model_class, make_model, make_inputs):

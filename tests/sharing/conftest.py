@@ -9,7 +9,7 @@ from tests.support.hub.models import make_model, save_model
 from tests.support.hub.server import TOKENS, HubServer
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def hub():
     with HubServer(TOKENS) as server:
         yield server
@@ -19,13 +19,13 @@ def hub():
         assert not any(request["hub_token"] for request in server.log if request["origin"] == "storage")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def client(hub, tmp_path_factory):
     with Client(hub.environment(tmp_path_factory.mktemp("home"))) as process:
         yield process
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def xet_client(hub, tmp_path_factory):
     if find_spec("hf_xet") is None:
         pytest.skip("hf_xet is not installed")

@@ -24,6 +24,7 @@ from regard.tokenization.generative import save_tokenizer
 from regard.tokenization.processor import make_captioner_processor
 from regard.tokenization.wordpiece import train_wordpiece
 from regard.tokenization.words import train_words
+from tests.support.fresh import run_python
 
 ROOT = Path(regard.__file__).resolve().parents[1]
 FAMILY_NAMES = {config_class.model_type: config_class for config_class in FAMILIES}
@@ -352,8 +353,8 @@ def test_it_is_the_same_in_every_process(checkpoints, tmp_path):
         shutil.copytree(folder, tmp_path / folder.name, ignore=shutil.ignore_patterns("*.py"))
     script = "import pathlib, sys\nfrom regard.sharing.bundle import write_bundle\n"
     script += "for folder in pathlib.Path(sys.argv[1]).iterdir():\n    write_bundle(folder)\n"
-    environment = {**os.environ, "PYTHONHASHSEED": "1"}
-    subprocess.run([sys.executable, "-c", script, tmp_path], cwd=ROOT, env=environment, check=True)
+    done = run_python(script, ROOT, str(tmp_path))
+    assert done.returncode == 0, done.stderr
     for folder in folders:
         written = {path.name: path.read_bytes() for path in folder.iterdir()}
         assert {path.name: path.read_bytes() for path in (tmp_path / folder.name).iterdir()} == written

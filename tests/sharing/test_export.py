@@ -1,9 +1,6 @@
 """Exported checkpoints: what stock transformers makes of them, in this process and in one without the package."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +20,7 @@ from regard.tokenization.byte_level import train_byte_level
 from regard.tokenization.characters import train_characters
 from regard.tokenization.generative import save_tokenizer
 from regard.tokenization.wordpiece import train_wordpiece
+from tests.support.fresh import run_python
 
 TEXTS = ["The cat sat, and the cat ran.", "Élan: the 3 cats' hats; a mat.", "a  b\nc  10 Nov. 2026"] * 3
 BERT_HEADS = FAMILIES[RegardBertConfig]
@@ -301,7 +299,7 @@ import torch
 import transformers
 
 answers = []
-for folder, auto_class, texts in json.load(sys.stdin):
+for folder, auto_class, texts in json.loads(sys.argv[1]):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = getattr(transformers, auto_class).from_pretrained(folder)
     inputs = tokenizer(texts[:1], return_tensors="pt")
@@ -345,16 +343,8 @@ def test_all_load_where_there_is_no_regard(save_model, tokenizers, tmp_path):
                 "length": tokenizer.model_max_length,
             }
         )
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    answer = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE],
-        input=json.dumps(questions),
-        cwd=tmp_path,
-        env=environment,
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    answer = run_python(ELSEWHERE, tmp_path, json.dumps(questions))
+    assert answer.returncode == 0, answer.stderr
     assert json.loads(answer.stdout) == expected
 
 

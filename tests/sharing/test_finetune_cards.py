@@ -190,10 +190,14 @@ def test_tags_that_mark_no_spans():
 @pytest.mark.parametrize(
     ("task", "told", "counted"),
     [
-        ("classification", "tells texts into 3 classes: house, music, water.", "label is that of 17 to 1,234 rows"),
+        (
+            "classification",
+            "classifies texts into 3 classes: house, music, water.",
+            "label is that of 17 to 1,234 rows",
+        ),
         ("multi-label", "any number of 3 labels: house, music, water.", "label is that of 17 to 1,234 rows"),
         ("tokens", "with one of 3 tags: B-LOC, B-PER, O.", "tag is that of 58 to 132 words"),
-        ("regression", "gives a text a number; 0.401 is the mean", None),
+        ("regression", "predicts a number for a text; the mean in its training data is 0.401.", None),
         ("question-answering", "the part of a text that answers a question.", None),
         ("multiple-choice", "chooses the right one of several texts", None),
     ],

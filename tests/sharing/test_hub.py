@@ -3,17 +3,18 @@
 import json
 import os
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 import transformers
-from huggingface_hub import HfApi, ModelCard, snapshot_download
+from huggingface_hub import HfApi, ModelCard, constants, snapshot_download
 from transformers import AutoModelForMaskedLM, Trainer, TrainingArguments
 
 from regard.sharing import export
 from regard.sharing.bundle import write_bundle
 from regard.sharing.hub import EXPORTED_TYPES, push_folder
-from tests.support.hub.client import Client, error_of
+from tests.support.hub.client import error_of
 from tests.support.hub.models import TINY, fingerprint, make_model, pull, save_model
 from tests.support.hub.server import OTHER, READ, TOKENS, WRITE, HubServer
 
@@ -302,11 +303,15 @@ def test_what_the_hub_says_is_passed_on_without_the_token(hub, client, bert, sta
     assert "\n" not in text
 
 
-def test_no_hub_at_all(bert, tmp_path):
+def push_to(hub, folder, repo_id):
+    with patch.object(constants, "ENDPOINT", hub):
+        return error_of(push_folder, folder, repo_id, token=WRITE)
+
+
+def test_no_hub_at_all(client, bert):
     with HubServer(TOKENS) as gone:
-        environment = gone.environment(tmp_path / "home")
-    with Client(environment) as process:
-        kind, text = process(error_of, push_folder, bert, "me/nowhere", token=WRITE)
+        pass
+    kind, text = client(push_to, gone.url, bert, "me/nowhere")
     assert kind == "ConnectionError"
     assert f"the Hub at {gone.url}" in text
     assert "\n" not in text
@@ -342,9 +347,13 @@ def test_another_account_may_not_write_to_what_is_public(hub, client, bert):
     assert len(hub.commits("me/public")) == 2
 
 
-def test_a_token_of_ones_own_and_a_name_without_an_account(hub, bert, tmp_path):
-    with Client(hub.environment(tmp_path / "home", token=f"{WRITE}\n")) as process:
-        assert process(push_folder, bert, "short").startswith(f"{hub.url}/me/short/commit/")
+def push_with_own_token(token, folder, repo_id):
+    with patch.dict(os.environ, HF_TOKEN=token):
+        return push_folder(folder, repo_id)
+
+
+def test_a_token_of_ones_own_and_a_name_without_an_account(hub, client, bert):
+    assert client(push_with_own_token, f"{WRITE}\n", bert, "short").startswith(f"{hub.url}/me/short/commit/")
 
 
 def pull_with(repo_id, cache, token):

@@ -17,6 +17,7 @@ from regard.sharing.hub import push_folder
 from tests.support.hub.client import error_of
 from tests.support.hub.models import TINY, fingerprint, make_model, pull, save_model
 from tests.support.hub.server import READ, WRITE
+from tests.support.thorough import slow_except
 
 OUR_CLASSES = [model_class for models in FAMILIES.values() for model_class in models.values()]
 BERT_HEADS = """Model ForPreTraining ForMaskedLM ForNextSentencePrediction ForSequenceClassification
@@ -59,8 +60,10 @@ def push_by_methods(model_type, folder, repo_id, **options):
     processor.push_to_hub(repo_id, token=WRITE)
 
 
-@pytest.mark.parametrize("shard_size", ["50GB", "2KB"])
-@pytest.mark.parametrize("way", ["push", "methods"])
+WAYS = [(way, size) for way in ("push", "methods") for size in ("50GB", "2KB")]
+
+
+@pytest.mark.parametrize(("way", "shard_size"), slow_except([("push", "2KB"), ("methods", "50GB")], WAYS))
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("model_type", TINY)
 def test_variants_come_back_to_the_bit(hub, client, tmp_path, model_type, variant, way, shard_size):

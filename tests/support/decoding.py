@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from regard.modeling.decoder import RegardDecoderForCausalLM
-from regard.training.examples.text_chunks import BlockExamples
+from regard.training.examples.text_chunks import ChunkExamples
 from regard.training.examples.tokenized import tokenize_texts
-from regard.training.families.decoder import DecoderObjective, DecoderSettings
+from regard.training.families.decoder import DECODER, DecoderObjective, DecoderSettings
 
 TINY_MODEL = {
     "hidden_size": 32,
@@ -28,18 +28,18 @@ TINY = {
 }
 
 
-def blocks_of(texts: list[str], tokenizer, length: int = 24) -> BlockExamples:
-    return BlockExamples(tokenize_texts(datasets.Dataset.from_dict({"text": texts}), tokenizer), length)
+def chunks_of(texts: list[str], tokenizer, length: int = 24) -> ChunkExamples:
+    return ChunkExamples(tokenize_texts(datasets.Dataset.from_dict({"text": texts}), tokenizer), length)
 
 
 def make_model(tokenizer, **fields) -> RegardDecoderForCausalLM:
     settings = DecoderSettings(config={**TINY_MODEL, "num_hidden_layers": 2, **fields}, dropout=0.0, max_length=2)
-    return RegardDecoderForCausalLM(settings.make_config(tokenizer)).eval()
+    return RegardDecoderForCausalLM(DECODER.make_config(settings, tokenizer)).eval()
 
 
 @torch.no_grad()
 def figures(task: DecoderObjective, model: nn.Module, batch_size: int = 4) -> tuple[dict, dict]:
-    """The sums and the metrics of the held-out blocks, in batches of some size."""
+    """The sums and the metrics of the held-out chunks, in batches of some size."""
     examples = task.held_out()
     sums: collections.Counter = collections.Counter()
     for start in range(0, len(examples), batch_size):

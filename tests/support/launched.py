@@ -13,9 +13,9 @@ from multiprocessing import get_context
 
 import torch
 
-from regard.training.families.base import train
 from regard.training.families.registry import TRAINABLE
-from regard.training.loop.loop import Loop
+from regard.training.families.train import train
+from regard.training.loop.keeper import Keeper
 
 
 def run(port: int, family: str, folder: str, settings: dict) -> None:
@@ -26,14 +26,14 @@ def run(port: int, family: str, folder: str, settings: dict) -> None:
 
 
 def kill_after(step: int) -> None:
-    whole = Loop._record
+    whole = Keeper.record
 
     def record(self, kind: str, values: dict) -> None:
         whole(self, kind, values)
         if self.progress.step == step + 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    Loop._record = record
+    Keeper.record = record
 
 
 if __name__ == "__main__":

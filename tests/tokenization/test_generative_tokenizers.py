@@ -1,9 +1,6 @@
 import json
 import logging
-import os
 import random
-import subprocess
-import sys
 import unicodedata
 from pathlib import Path
 
@@ -15,6 +12,7 @@ from regard.tokenization.byte_level import train_byte_level
 from regard.tokenization.characters import train_characters
 from regard.tokenization.generative import SPECIAL_TOKENS, save_tokenizer
 from regard.tokenization.words import train_words
+from tests.support.fresh import run_python
 
 ROOT = Path(__file__).parents[2]
 TRAINERS = {"byte_level": train_byte_level, "characters": train_characters, "words": train_words}
@@ -91,10 +89,7 @@ for folder in sorted(path for path in pathlib.Path(".").iterdir() if path.is_dir
 assert "regard" not in sys.modules
 print(json.dumps(found))
 """
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    result = subprocess.run(
-        [sys.executable, "-c", script], cwd=saved, env=environment, capture_output=True, text=True, check=False
-    )
+    result = run_python(script, saved)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 
@@ -166,7 +161,7 @@ def test_saving_changes_nothing_but_the_name_of_the_class(trained, tmp_path):
     assert config["tokenizer_class"] == "BertTokenizer"
 
 
-def test_the_vocabulary_is_the_same_in_every_process():
+def test_the_vocabulary_is_the_same_in_every_process(capsys):
     # All words are equally frequent, and so are the rare characters: nearly every choice is a tie.
     script = """
 import json, random
@@ -179,21 +174,14 @@ tokenizers = [train_byte_level(words, vocab_size=size, min_frequency=1) for size
 for tokenizer in (*tokenizers, train_characters(words), train_words(words)):
     print(tokenizer.backend_tokenizer.to_str())
 """
-    runs = [
-        subprocess.Popen(
-            [sys.executable, "-c", script],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": seed, "RAYON_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "true"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for seed, threads in (("1", "1"), ("2", "2"))
-    ]
-    first, second = (run.communicate()[0] for run in runs)
-    assert [run.returncode for run in runs] == [0, 0]
+    # The second one has another seed of the hashes.
+    exec(script, {})
+    first = capsys.readouterr().out
+    second = run_python(script, ROOT, environment={"RAYON_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "true"})
+    assert second.returncode == 0, second.stderr
     vocabularies = [json.loads(line)["model"]["vocab"] for line in first.splitlines()]
     assert [len(vocab) for vocab in vocabularies] == [399, 997, 4 + 8 + 24, 4 + 500 + 24]
-    assert first == second
+    assert first == second.stdout
 
 
 def test_a_prompt_begins_and_does_not_end(trained):

@@ -1,12 +1,9 @@
 import itertools
 import json
 import logging
-import os
 import pydoc_data.topics
 import random
 import re
-import subprocess
-import sys
 import time
 import unicodedata
 import weakref
@@ -24,6 +21,7 @@ from regard.tokenization.wordpiece import (
     train_wordpiece,
     unknown_report,
 )
+from tests.support.fresh import run_python
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {
@@ -105,10 +103,7 @@ for folder in sorted(path for path in pathlib.Path(".").iterdir() if path.is_dir
 assert "regard" not in sys.modules
 print(json.dumps(found))
 """
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    result = subprocess.run(
-        [sys.executable, "-c", script], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    result = run_python(script, folder)
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     for name in found:
@@ -158,7 +153,7 @@ def test_lower_casing_and_accents_are_two_options(lowercase, strip_accents, word
     assert tokenizer.tokenize("Hacía MÖCHTE Їй") == words
 
 
-def test_the_vocabulary_is_the_same_in_every_process():
+def test_the_vocabulary_is_the_same_in_every_process(capsys):
     # All words are equally frequent, and so are the rare characters: nearly every choice is a tie.
     script = """
 import json, random
@@ -169,20 +164,13 @@ for vocab_size in (99, 997):
     ids = train_wordpiece(words, vocab_size=vocab_size, min_frequency=1).get_vocab()
     print(json.dumps(sorted(ids.items(), key=lambda item: item[1])))
 """
-    runs = [
-        subprocess.Popen(
-            [sys.executable, "-c", script],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": seed, "RAYON_NUM_THREADS": threads},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for seed, threads in (("1", "1"), ("2", "2"))
-    ]
-    first, second = (run.communicate()[0] for run in runs)
-    assert [run.returncode for run in runs] == [0, 0]
+    # The second one has another seed of the hashes.
+    exec(script, {})
+    first = capsys.readouterr().out
+    second = run_python(script, ROOT, environment={"RAYON_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "true"})
+    assert second.returncode == 0, second.stderr
     assert [len(json.loads(line)) for line in first.splitlines()] == [99, 997]
-    assert first == second
+    assert first == second.stdout
 
 
 def test_a_word_is_unknown_only_for_an_unknown_character_or_its_length(tokenizer):

@@ -124,8 +124,8 @@ TINY = {
 @pytest.fixture(scope="session")
 def pretrain(corpus_folder):
     """Runs a tiny pretraining in a folder; what is given goes before the tiny settings."""
-    from regard.training.families.base import train
     from regard.training.families.bert import BERT
+    from regard.training.families.train import train
 
     def run(folder: Path, resume: bool = False, accept_changes: bool = False, **given) -> dict:
         settings = {**TINY, "data": [corpus_folder], **given}
@@ -194,8 +194,8 @@ TINY_MODELS = {
 @pytest.fixture(scope="session")
 def train_pairs():
     """Runs a tiny training on pairs in a folder; what is given goes before the tiny settings."""
-    from regard.training.families.base import train
     from regard.training.families.registry import TRAINABLE
+    from regard.training.families.train import train
 
     def run(family: str, folder: Path, resume: bool = False, **given) -> dict:
         settings = {**TINY_PAIRS, **given, "config": {**TINY_MODELS[family], **given.get("config", {})}}
@@ -222,8 +222,8 @@ def write_pairs(tmp_path):
 @pytest.fixture(scope="module")
 def train_decoder(corpus_folder):
     """Runs a tiny training in a folder; what is given goes before the tiny settings."""
-    from regard.training.families.base import train
     from regard.training.families.decoder import DECODER
+    from regard.training.families.train import train
     from tests.support.decoding import TINY
 
     def run(folder, resume: bool = False, **given) -> dict:
@@ -247,8 +247,8 @@ def images(tmp_path_factory) -> str:
 @pytest.fixture(scope="session")
 def caption(images):
     """Runs a tiny training in a folder; what is given goes before the tiny settings."""
-    from regard.training.families.base import train
     from regard.training.families.captioner import CAPTIONER
+    from regard.training.families.train import train
     from tests.support.captions import TINY
 
     def run(folder, resume: bool = False, **given) -> dict:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import numpy as np
-import torch
 from datasets import Dataset, Features, Sequence, Value
 from datasets.fingerprint import Hasher
 from torch import Tensor
 
 from ...tokenization.processor import RegardCaptionerProcessor
+from .epoch import EpochDataset
 from .masking import IGNORED
 from .seq2seq import padded
 from .tokenized import FlatColumn, plain_backend
@@ -24,7 +24,7 @@ logger = logging.getLogger("regard.training")
 FORMAT_VERSION = 1
 
 
-class Example(TypedDict):
+class CaptionExample(TypedDict):
     """An image and the ids of its caption, the end token last."""
 
     image: Any
@@ -47,7 +47,7 @@ class CaptionExamples:
         self.unknown = np.flatnonzero(self.captions["unknown"])
         self.ids = FlatColumn(self.captions, "ids")
 
-    def epoch(self, number: int) -> CaptionEpoch:
+    def epoch(self, number: int) -> EpochDataset[CaptionExample]:
         """The examples of an epoch, in its order.
 
         Raises:
@@ -59,11 +59,14 @@ class CaptionExamples:
                 f"the caption {text!r} holds no word that the tokenizer knows: leave it out, or choose another "
                 "`tokenizer` or a lower `min_frequency`"
             )
-        return CaptionEpoch(self, np.random.default_rng([self.seed, number]).permutation(len(self.rows)))
+        return EpochDataset(np.random.default_rng([self.seed, number]).permutation(len(self.rows)), self._build)
 
-    def in_order(self) -> CaptionEpoch:
-        """All examples in the order of the rows."""
-        return CaptionEpoch(self, np.arange(len(self.rows)))
+    def in_order(self) -> EpochDataset[CaptionExample]:
+        """All examples, in the order of the rows."""
+        return EpochDataset(np.arange(len(self.rows)), self._build)
+
+    def _build(self, row: int, index: int) -> CaptionExample:
+        return CaptionExample(image=self.rows[row]["image"], labels=self.ids.row(row))
 
 
 def _tokenize_captions(rows: Dataset, tokenizer: Any, max_length: int) -> Dataset:
@@ -91,27 +94,6 @@ def _tokenize_captions(rows: Dataset, tokenizer: Any, max_length: int) -> Datase
     return captions
 
 
-class CaptionEpoch(torch.utils.data.Dataset):
-    """Captioned images in some order."""
-
-    def __init__(self, examples: CaptionExamples, order: np.ndarray) -> None:
-        self._examples, self.order = examples, order
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __getitem__(self, index: int) -> Example:
-        """Reads an example.
-
-        Raises:
-            IndexError: if there is no such example.
-        """
-        if not 0 <= index < len(self):
-            raise IndexError(f"example {index} of {len(self)}")
-        examples, row = self._examples, int(self.order[index])
-        return Example(image=examples.rows[row]["image"], labels=examples.ids.row(row))
-
-
 @dataclass(frozen=True)
 class CaptionCollator:
     """Brings images to one size and pads captions to the longest.
@@ -122,7 +104,7 @@ class CaptionCollator:
 
     processor: RegardCaptionerProcessor
 
-    def __call__(self, examples: list[Example]) -> dict[str, Tensor]:
+    def __call__(self, examples: list[CaptionExample]) -> dict[str, Tensor]:
         """Makes a batch of `pixel_values` (batch, channels, height, width) and `labels` (batch, target)."""
         images = self.processor(images=[example["image"] for example in examples], return_tensors="pt")
         labels = padded([example["labels"] for example in examples], IGNORED)

@@ -1,6 +1,6 @@
-"""Masked language modeling: which tokens are predicted, and what stands in their place.
+"""Masked language modeling: choosing the tokens to predict, and what the model sees instead of them.
 
-Of the tokens chosen, 80% become the mask, 10% a random token, and 10% stay (Devlin et al., 2019,
+By default, 80% of the chosen tokens become the mask, 10% a random token, and 10% stay (Devlin et al., 2019,
 https://arxiv.org/abs/1810.04805).
 """
 
@@ -17,20 +17,21 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Masking:
-    """How tokens are masked.
+    """Chooses and hides the tokens of a sequence that are to be predicted.
 
     Args:
         mask_id: id of the mask token.
-        special: for each id of the vocabulary, whether it is a special token. These are never chosen, and never
-            drawn as a random token.
-        rate: share of the tokens that are predicted; of a sequence with any, at least one.
+        special: for each id of the vocabulary, whether it is a special token. Special tokens are never chosen, and
+            never drawn as a random token.
+        rate: share of the tokens that are predicted, more than 0 and at most 1; a sequence has at least one, if it has
+            any token that is not special.
         mask_share: share of the chosen tokens that become the mask.
         random_share: share of the chosen tokens that become a random token.
-        whole_words: whether a word is chosen with all of its pieces. One that no longer fits the rate is passed over;
-            if none fits, the shortest is chosen.
+        whole_words: whether words are chosen with all of their pieces. A word that would exceed the rate is skipped;
+            if all would, the shortest is chosen.
 
     Raises:
-        ValueError: if a share is not one, or the vocabulary has special tokens alone.
+        ValueError: if the two shares are invalid, or the vocabulary has only special tokens.
     """
 
     mask_id: int
@@ -41,26 +42,28 @@ class Masking:
     whole_words: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1:
-            raise ValueError(f"`mask_rate` ({self.rate}) must be more than 0 and at most 1")
         if min(self.mask_share, self.random_share) < 0 or self.mask_share + self.random_share > 1:
             raise ValueError(
                 f"`mask_share` ({self.mask_share}) and `random_share` ({self.random_share}) must add up to at most 1"
             )
         if self.special.all():
-            raise ValueError("the vocabulary has special tokens alone: there is nothing to predict")
+            raise ValueError("the vocabulary has only special tokens: there is nothing to predict")
 
     @classmethod
     def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> Masking:
-        """Takes the mask and the special tokens from a tokenizer.
+        """Makes a masking with the mask and the special tokens of a tokenizer.
+
+        Args:
+            tokenizer: the tokenizer of the corpus.
+            **settings: the other arguments of the class.
 
         Raises:
-            ValueError: if the tokenizer has no mask token, and see the class.
+            ValueError: if the tokenizer has no mask token, and as the class does.
         """
         if tokenizer.mask_token_id is None:
             raise ValueError("the tokenizer has no mask token: set `tokenizer.mask_token`, or train one with regard")
         vocabulary = list(tokenizer.get_vocab().values())
-        # Added tokens may leave gaps between the ids, which must not be drawn either.
+        # Added tokens may leave gaps between the ids. An id in a gap must not be drawn either.
         special = np.ones(max(vocabulary) + 1, dtype=np.bool_)
         special[vocabulary] = False
         special[tokenizer.all_special_ids] = True
@@ -72,15 +75,15 @@ class Masking:
         """Masks one sequence.
 
         Args:
-            ids: its tokens, special ones included.
-            starts_word: for each, whether it begins a word; read for whole words alone.
-            rng: the source of chance.
+            ids: ids of its tokens, special ones included, (T,).
+            starts_word: for each token, whether it begins a word, (T,); only used for whole words.
+            rng: draws the tokens.
 
         Returns:
-            The ids to show and the labels: the ids of the chosen tokens, `IGNORED` elsewhere.
+            The ids that the model sees, and the labels: the ids of the chosen tokens, `IGNORED` elsewhere; each (T,).
         """
         ordinary = np.flatnonzero(~self.special[ids])
-        # Rounded up or down by chance, so that the rate holds in the mean for short sequences too.
+        # Rounded up or down at random, so that the rate holds on average for short sequences too.
         number = min(len(ordinary), max(1, int(self.rate * len(ordinary) + rng.random())))
         if self.whole_words:
             chosen = self._choose_words(ordinary, starts_word, number, rng)
@@ -98,7 +101,7 @@ class Masking:
     def _choose_words(
         self, ordinary: np.ndarray, starts_word: np.ndarray, number: int, rng: np.random.Generator
     ) -> np.ndarray:
-        # A special token ends a word: whatever stands after it is never a piece of one before it.
+        # A special token ends a word: a token after it is never a piece of the word before it.
         begins = starts_word[ordinary] | (np.diff(ordinary, prepend=-2) > 1)
         words = np.split(ordinary, np.flatnonzero(begins)[1:])
         chosen: list[np.ndarray] = []

@@ -14,6 +14,7 @@ from datasets.fingerprint import Hasher
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from .epoch import EpochDataset
 from .masking import IGNORED
 from .tokenized import FlatColumn, plain_backend
 
@@ -28,7 +29,7 @@ _SORTED_TOGETHER = 32
 _FEATURES = Features({"source": Sequence(Value("int32")), "target": Sequence(Value("int32"))})
 
 
-class Example(TypedDict):
+class PairExample(TypedDict):
     """One pair, unpadded; the target's end token is its last label."""
 
     input_ids: np.ndarray
@@ -127,35 +128,18 @@ class PairExamples:
         source, target = self._columns
         return source.lengths + target.lengths
 
-    def epoch(self, number: int) -> PairEpoch:
+    def epoch(self, number: int) -> EpochDataset[PairExample]:
         """The examples of an epoch, in its order."""
         rng = np.random.default_rng([self.seed, number])
-        return PairEpoch(self._columns, batched_by_length(self.lengths, self.batch_size, rng))
+        return EpochDataset(batched_by_length(self.lengths, self.batch_size, rng), self._build)
 
-    def in_order(self) -> PairEpoch:
-        """All examples in the order of the rows."""
-        return PairEpoch(self._columns, np.arange(len(self.pairs)))
+    def in_order(self) -> EpochDataset[PairExample]:
+        """All examples, in the order of the rows."""
+        return EpochDataset(np.arange(len(self.pairs)), self._build)
 
-
-class PairEpoch(torch.utils.data.Dataset):
-    """Pairs in some order."""
-
-    def __init__(self, columns: tuple[FlatColumn, FlatColumn], order: np.ndarray) -> None:
-        self._columns, self.order = columns, order
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __getitem__(self, index: int) -> Example:
-        """Reads an example.
-
-        Raises:
-            IndexError: if there is no such example.
-        """
-        if not 0 <= index < len(self):
-            raise IndexError(f"example {index} of {len(self)}")
-        source, target = (column.row(self.order[index]) for column in self._columns)
-        return Example(input_ids=source, labels=target)
+    def _build(self, row: int, index: int) -> PairExample:
+        source, target = (column.row(row) for column in self._columns)
+        return PairExample(input_ids=source, labels=target)
 
 
 def padded(rows: list[np.ndarray], filler: int) -> Tensor:
@@ -176,7 +160,7 @@ class PairCollator:
 
     pad_id: int
 
-    def __call__(self, examples: list[Example]) -> dict[str, Tensor]:
+    def __call__(self, examples: list[PairExample]) -> dict[str, Tensor]:
         """Makes a batch of `input_ids`, `attention_mask` (batch, source) and `labels` (batch, target)."""
         sources = [example["input_ids"] for example in examples]
         lengths = torch.tensor([len(source) for source in sources])

@@ -1,4 +1,4 @@
-"""Language modeling data: a tokenised corpus cut into blocks of one length."""
+"""Language modeling examples: a tokenised corpus, cut into chunks of one length."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
+from .epoch import EpochDataset
 from .masking import IGNORED
 from .seq2seq import padded
 from .tokenized import FlatColumn
 
 
 @dataclass(frozen=True)
-class BlockExamples:
-    """Makes the examples of each epoch from a tokenised corpus, whose documents stand one behind the other.
+class ChunkExamples:
+    """Makes the examples of each epoch from a tokenised corpus, whose documents are joined to one text.
 
     Args:
-        corpus: what `tokenize_texts` gave.
-        length: of a block, in tokens.
-        seed: of the run.
+        corpus: the result of `tokenize_texts`.
+        length: length of a chunk in tokens.
+        seed: seed of the run.
 
     Raises:
         ValueError: if the length leaves nothing to predict.
@@ -41,47 +42,29 @@ class BlockExamples:
         """The ids of all documents."""
         return FlatColumn(self.corpus, "ids")
 
-    def epoch(self, number: int) -> BlockEpoch:
-        """The whole blocks of an epoch, in its order. Another epoch cuts at other places."""
+    def epoch(self, number: int) -> EpochDataset[np.ndarray]:
+        """The whole chunks of an epoch, in its order. Each epoch cuts the text at other places."""
         rng = np.random.default_rng([self.seed, number])
         offset = int(rng.integers(min(self.length, max(1, len(self.ids) - self.length + 1))))
         starts = np.arange(offset, len(self.ids) - self.length + 1, self.length)
-        return BlockEpoch(self, rng.permutation(starts))
+        return EpochDataset(rng.permutation(starts), self._build)
 
-    def in_order(self) -> BlockEpoch:
-        """Blocks that hold every token once; the last may be shorter."""
+    def in_order(self) -> EpochDataset[np.ndarray]:
+        """The whole text in chunks, in order; the last chunk may be shorter."""
         starts = np.arange(0, len(self.ids), self.length)
         # One token by itself predicts nothing.
-        return BlockEpoch(self, starts[len(self.ids) - starts > 1])
+        return EpochDataset(starts[len(self.ids) - starts > 1], self._build)
 
-
-class BlockEpoch(torch.utils.data.Dataset):
-    """Blocks in some order."""
-
-    def __init__(self, examples: BlockExamples, starts: np.ndarray) -> None:
-        self._ids, self._length, self.starts = examples.ids, examples.length, starts
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        """Reads a block.
-
-        Raises:
-            IndexError: if there is no such block.
-        """
-        if not 0 <= index < len(self):
-            raise IndexError(f"block {index} of {len(self)}")
-        start = int(self.starts[index])
-        return self._ids[slice(start, min(start + self._length, len(self._ids)))]
+    def _build(self, start: int, index: int) -> np.ndarray:
+        return self.ids[slice(start, min(start + self.length, len(self.ids)))]
 
 
 @dataclass(frozen=True)
-class BlockCollator:
-    """Stacks blocks.
+class ChunkCollator:
+    """Stacks chunks.
 
     Args:
-        pad_id: fills up a block that is shorter than others.
+        pad_id: id of the padding token, which fills up a chunk that is shorter than the others.
     """
 
     pad_id: int

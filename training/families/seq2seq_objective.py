@@ -1,4 +1,4 @@
-"""Targets that a decoder predicts, token by token: the task of the encoder-decoders, and its figures."""
+"""The objective of the encoder-decoders and the captioner: predicting a target token by token."""
 
 from __future__ import annotations
 
@@ -10,65 +10,59 @@ from torch import Tensor, nn
 
 from ..examples.masking import IGNORED
 from ..generation.text_metrics import perplexity
-from ..loop.objective import Examples
+from ..loop.objective import Epoch, Objective
 
 
-class Epochs(Protocol):
-    """What makes examples of rows."""
+class Examples(Protocol):
+    """Makes the examples of each epoch."""
 
-    def epoch(self, number: int) -> Examples:
+    def epoch(self, number: int) -> Epoch:
         """The examples of an epoch, in its order."""
 
-    def in_order(self) -> Examples:
-        """All examples in the order of the rows."""
+    def in_order(self) -> Epoch:
+        """All examples, in the order of the rows."""
 
 
-class Seq2SeqObjective:
-    """Predicting each token of a target from what is encoded and the tokens before it, for `Loop`.
+class Seq2SeqObjective(Objective):
+    """Predicts each token of a target from the encoder's output and the target's earlier tokens.
 
     Args:
         train: makes the training examples.
-        held_out: makes the held-out ones.
+        held_out: makes the held-out examples.
         collate: makes a batch of examples, with `labels`.
     """
 
     loss_name = "loss"
 
-    def __init__(self, train: Epochs, held_out: Epochs, collate: Callable[[list[Any]], dict[str, Tensor]]) -> None:
+    def __init__(self, train: Examples, held_out: Examples, collate: Callable[[list[Any]], dict[str, Tensor]]) -> None:
         self._train, self._held_out, self.collate = train, held_out, collate
 
-    def epoch(self, number: int) -> Examples:
-        """See `loop.Objective`."""
+    def epoch(self, number: int) -> Epoch:
         return self._train.epoch(number)
 
-    def held_out(self) -> Examples:
-        """See `loop.Objective`."""
+    def held_out(self) -> Epoch:
         return self._held_out.in_order()
 
     def tokens(self, batch: dict[str, Tensor]) -> int:
-        """See `loop.Objective`: those of the targets, and those of the sources where they are texts."""
+        """The number of target tokens and, where the sources are texts, of source tokens, without padding."""
         source = batch["attention_mask"].sum() if "attention_mask" in batch else 0
         return int((batch["labels"] != IGNORED).sum() + source)
 
     def counts(self, batch: dict[str, Tensor]) -> dict[str, int]:
-        """See `loop.Objective`."""
         return {"num_items_in_batch": int((batch["labels"] != IGNORED).sum())}
 
     def forward(self, model: nn.Module, batch: dict[str, Tensor], **counts: Tensor) -> Any:
-        """See `loop.Objective`."""
         return model(**batch, **counts)
 
     def sums(self, output: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """See `loop.Objective`."""
         return target_sums(output.logits, batch["labels"])
 
     def metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """See `loop.Objective`."""
         return target_metrics(sums)
 
 
 def target_sums(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """What an evaluation adds up of targets, from logits (B, T, V) and labels (B, T)."""
+    """The quantities that an evaluation adds up over batches, from logits (B, T, V) and labels (B, T)."""
     counted = labels != IGNORED
     right = logits.argmax(-1) == labels
     return {
@@ -81,10 +75,9 @@ def target_sums(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
 
 
 def target_metrics(sums: dict[str, float]) -> dict[str, float]:
-    """Figures of targets, each token predicted from the true ones before it.
+    """Metrics of targets, where each token is predicted from the true tokens before it.
 
-    A target whose tokens are all right that way is also what greedy generation gives, so `exact_match` is greedy
-    generation's.
+    `exact_match` equals that of greedy generation, which makes the same target wherever all predictions are right.
     """
     return {
         "loss": sums["loss"] / sums["predicted"],

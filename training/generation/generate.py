@@ -10,20 +10,13 @@ import torch
 from accelerate.utils import send_to_device
 from transformers import PreTrainedTokenizerBase
 
+from ..run.settings import MOST_BEAMS, Bounds
 from .text_metrics import bleu, chrf, exact_match
-
-# Each takes as much memory as a text.
-MOST_BEAMS = 1000
 
 
 def require_beams(beams: int) -> None:
-    """Refuses a number of beams that there can't be.
-
-    Raises:
-        ValueError: if it is out of range.
-    """
-    if not 1 <= beams <= MOST_BEAMS:
-        raise ValueError(f"`beams` ({beams}) must be at least 1 and at most {MOST_BEAMS}")
+    """Raises a ValueError if a number of beams is out of range."""
+    Bounds(least=1, most=MOST_BEAMS).require("beams", beams)
 
 
 @torch.inference_mode()

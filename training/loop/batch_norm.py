@@ -1,4 +1,4 @@
-"""Batch normalisation over all processes, so that the statistics are those of the whole batch."""
+"""Batch normalisation over all processes, so that its statistics are those of the whole batch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
-class _Sum(torch.autograd.Function):
-    """The sum over all processes, whose gradient is the sum over all processes too."""
+class _AllReduceSum(torch.autograd.Function):
+    """The sum over all processes; its gradient is the sum of the gradients over all processes."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
@@ -21,13 +21,13 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return _Sum.apply(gradient)
+        return _AllReduceSum.apply(gradient)
 
 
 class SharedBatchNorm(_BatchNorm):
     """Batch normalisation (Ioffe & Szegedy, 2015, https://arxiv.org/abs/1502.03167) over all processes.
 
-    `nn.SyncBatchNorm` does the same, but on GPUs alone.
+    `nn.SyncBatchNorm` does the same, but only on GPUs.
     """
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -35,29 +35,29 @@ class SharedBatchNorm(_BatchNorm):
             raise ValueError(f"`input` has {input.dim()} dimensions, but needs at least 2")
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalises each channel of (B, C, ...), in training by the statistics of all processes' inputs."""
+        """Normalises each channel of (B, C, ...), in training with the statistics of all processes' inputs."""
         if not self.training or not (dist.is_initialized() and dist.get_world_size() > 1):
             return super().forward(input)
         self._check_input_dim(input)
         others = [0, *range(2, input.dim())]
         values = input.float()
         number = torch.full((1,), input.numel() / input.shape[1], device=input.device)
-        sums = _Sum.apply(torch.cat([values.sum(others), number]))
+        sums = _AllReduceSum.apply(torch.cat([values.sum(others), number]))
         count = sums[-1].detach()
-        centred = values - self._across(sums[:-1] / count, input)
-        variance = _Sum.apply(centred.square().sum(others)) / count
+        centred = values - self._broadcast(sums[:-1] / count, input)
+        variance = _AllReduceSum.apply(centred.square().sum(others)) / count
         if self.track_running_stats:
-            self._learn((sums[:-1] / count).detach(), (variance * count / (count - 1)).detach())
-        normalised = centred * self._across(torch.rsqrt(variance + self.eps), input)
+            self._update_running_stats((sums[:-1] / count).detach(), (variance * count / (count - 1)).detach())
+        normalised = centred * self._broadcast(torch.rsqrt(variance + self.eps), input)
         if self.affine:
-            normalised = normalised * self._across(self.weight, input) + self._across(self.bias, input)
+            normalised = normalised * self._broadcast(self.weight, input) + self._broadcast(self.bias, input)
         return normalised.to(input.dtype)
 
-    def _across(self, channels: Tensor, input: Tensor) -> Tensor:
+    def _broadcast(self, channels: Tensor, input: Tensor) -> Tensor:
         return channels.view(1, -1, *[1] * (input.dim() - 2))
 
     @torch.no_grad()
-    def _learn(self, mean: Tensor, variance: Tensor) -> None:
+    def _update_running_stats(self, mean: Tensor, variance: Tensor) -> None:
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
@@ -68,7 +68,7 @@ class SharedBatchNorm(_BatchNorm):
 
 
 def share_batch_norms(model: nn.Module) -> None:
-    """Replaces a model's batch normalisations by those over all processes; weights and names stay."""
+    """Replaces a model's batch normalisations by ones over all processes; weights and names stay."""
     for module in model.modules():
         for name, child in module.named_children():
             if isinstance(child, _BatchNorm) and not isinstance(child, (SharedBatchNorm, nn.SyncBatchNorm)):

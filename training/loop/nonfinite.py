@@ -1,7 +1,7 @@
-"""Steps whose loss or gradient is not finite: they change no weights, and are told of.
+"""Steps whose loss or gradient is not finite: they change no weights, and are reported.
 
-To look at a number the host must wait for the device, which at each step would cost speed. So the optimizer itself is
-told, on the device, whether to take the step, and the host looks later, when it waits anyway.
+To read a number the host must wait for the device, which would slow down every step. So the optimizer reads on the
+device whether to skip a step, and the host reads it later, when it waits for the device anyway.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Place(NamedTuple):
-    """A step, and the batch that it was of: the first and the last of its examples, by their places in the epoch."""
+    """A step, and its batch: the indices in the epoch of its first and last example."""
 
     step: int
     epoch: int
@@ -25,17 +25,17 @@ class Place(NamedTuple):
 
 
 class StepWatch:
-    """Notes of each step whether it was finite."""
+    """Remembers which steps were skipped."""
 
     def __init__(self) -> None:
         self._noted: list[tuple[Place, Tensor]] = []
 
     def note(self, place: Place, skipped: Tensor) -> None:
-        """Keeps whether a step was skipped, without waiting for it."""
+        """Remembers whether a step was skipped, a flag on the device, without reading it."""
         self._noted.append((place, skipped))
 
-    def look(self) -> list[Place]:
-        """The steps since the last look that were skipped."""
+    def skipped_steps(self) -> list[Place]:
+        """The steps that were skipped since the last call."""
         if not self._noted:
             return []
         flags = torch.stack([flag for _, flag in self._noted]).tolist()
@@ -45,7 +45,9 @@ class StepWatch:
 
 
 def nonfinite_weights(model: torch.nn.Module) -> Tensor:
-    """How many of a model's matrices and vectors hold what is not finite, of those that this process holds."""
-    # Of a parameter that is shared out over processes, this one's part.
+    """The number of a model's parameters with values that are not finite.
+
+    Of parameters that are sharded over processes, this one's parts count.
+    """
     own = [parameter.to_local() if hasattr(parameter, "to_local") else parameter for parameter in model.parameters()]
     return torch.stack([~part.detach().isfinite().all() for part in own]).sum()

@@ -1,4 +1,4 @@
-"""How long a run lasts, and its learning rate on the way."""
+"""The length of a run, and its learning rate at each step."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Budget:
-    """The end of a run, by steps, passes over the data or time: the one that is not None.
+    """The length of a run, in steps, passes over the data or time: one of them is not None.
 
     Args:
         steps: number of optimizer steps.
-        epochs: passes over the data, which need not be whole.
-        minutes: time spent in training, earlier parts of a resumed run included.
+        epochs: number of passes over the data, which need not be whole.
+        minutes: time spent in training, including that before the run was resumed.
     """
 
     steps: int | None = None
@@ -32,10 +32,10 @@ class Budget:
 
 
 def learning_rate_factor(progress: float, warmup: float, schedule: str) -> float:
-    """The learning rate at a share of the run, as a share of the highest.
+    """The learning rate, as a share of the highest one, when a share `progress` of the run is done.
 
-    It rises in a line during the warm-up. Then it falls to 0 in a line ("linear") or half a cosine ("cosine"), or
-    stays ("constant").
+    It rises linearly from 0 during the warm-up. Then it falls to 0 linearly ("linear") or along half a cosine
+    ("cosine"), or stays ("constant").
     """
     if progress < warmup:
         return progress / warmup

@@ -1,4 +1,4 @@
-"""Ending a run when its process is asked to end."""
+"""Signals that ask a run to end."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
-# A launcher passes on what a terminal has already sent: signals this close to each other, in seconds, are one.
+# Signals that are this many seconds apart or less count as one: a launcher repeats the terminal's signal.
 TOGETHER = 1.0
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
-    """What is left to do when a child ends.
+    """Ignores the end of a child process.
 
-    Not `SIG_DFL`, which does the same: Python prints an error where a signal that has come already, but was not yet
-    handled, turns out to have no handler.
+    `SIG_DFL` would do the same, but Python prints an error if it is set after a signal has arrived and before it is
+    handled.
     """
 
 
 class StopSignals:
-    """While entered, SIGINT and SIGTERM do not end the process; the first is kept here, to be acted on in time.
+    """A context in which the first SIGINT or SIGTERM does not end the process, but is remembered.
 
-    One that comes later does what it would have done without this. Outside the main thread nothing changes.
+    A later signal acts as it would have done outside the context. In a thread other than the main one, all signals do.
 
     Attributes:
-        received: the number of the signal that came.
+        received: number of the first signal; None if there was none.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                # What is ignored, as by a shell for what it runs in the background, stays so.
+                # An ignored signal stays ignored: shells start background processes so.
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._set(number, self._receive)
         return self
@@ -49,7 +49,7 @@ class StopSignals:
 
     def _set(self, number: int, handler: Any) -> None:
         previous = signal.signal(number, handler)
-        # None is one that was not set in Python, which can't be set here again.
+        # The handler is None if it was not set in Python; it can't be restored.
         self._previous[number] = signal.SIG_DFL if previous is None else previous
 
     def _restore(self) -> None:
@@ -62,8 +62,8 @@ class StopSignals:
         if self.received is None:
             self.received, self._since = number, now
             if hasattr(signal, "SIGCHLD"):
-                # The processes that prepare batches may have got it too. When one ends, torch raises an error amid
-                # whatever is being done.
+                # The loader's workers may have received the signal too. When one of them ends, torch's own handler
+                # would raise an error in the middle of whatever the loop does.
                 self._set(signal.SIGCHLD, _nothing)
         elif now - self._since > TOGETHER:
             self._restore()

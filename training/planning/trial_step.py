@@ -14,12 +14,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...modeling.cpu import without_row_padding
-from ..examples.bert import BertCollator
-from ..examples.bert import Example as BertExample
+from ..examples.bert import BertCollator, BertExample
 from ..examples.masking import IGNORED
-from ..examples.seq2seq import Example as PairExample
-from ..examples.seq2seq import PairCollator
-from ..examples.text_chunks import BlockCollator
+from ..examples.seq2seq import PairCollator, PairExample
+from ..examples.text_chunks import ChunkCollator
 from ..families.base import Recipe
 from ..loop.loop import make_optimizer
 from ..run.settings import TrainingSettings
@@ -51,7 +49,7 @@ def _decoder_batch(settings: Any, config: Any, rows: int, rng: np.random.Generat
     length = settings.max_length
     if length < 2:
         raise ValueError(f"`max_length` ({length}) must be at least 2: one token, and one to predict")
-    batch = BlockCollator(0)(list(rng.integers(0, config.vocab_size, (rows, length))))
+    batch = ChunkCollator(0)(list(rng.integers(0, config.vocab_size, (rows, length))))
     return {**batch, "use_cache": False}, rows * length
 
 

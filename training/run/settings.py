@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import operator
 import typing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -14,107 +15,168 @@ from ...configuration.seeds import require_seed
 Settings = TypeVar("Settings")
 
 
-# The settings that tell how long to train; at most one is given.
+# The settings that give the length of a run; at most one of them may be set.
 DURATIONS = ("steps", "epochs", "minutes")
-# More processes than that would only take the machine down.
+# More worker processes would only bring the machine down.
 MOST_WORKERS = 512
+# The longest sequence whose positions fit into 32 bits.
+MOST_TOKENS = 2**31 - 1
+# Each beam takes as much memory as a text.
+MOST_BEAMS = 1000
 
 
-def option(default: Any, help: str) -> Any:
-    """A field of a settings dataclass, with the text that explains it on the command line."""
+@dataclass(frozen=True)
+class Bounds:
+    """The values that a setting may have.
+
+    Args:
+        above: a number that it must exceed.
+        least: the smallest number allowed.
+        most: the largest number allowed.
+        below: a number that it must not reach.
+        choices: the words allowed; none: all.
+    """
+
+    above: float | None = None
+    least: float | None = None
+    most: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def require(self, name: str, value: Any) -> None:
+        """Raises a ValueError if a value is not None and out of bounds.
+
+        Args:
+            name: name of the setting or argument, for the error.
+            value: the value.
+        """
+        if value is None:
+            return
+        if self.choices and value not in self.choices:
+            raise ValueError(f"`{name}` ({value!r}) must be one of {', '.join(self.choices)}")
+        limits = [
+            ("more than", self.above, operator.gt),
+            ("at least", self.least, operator.ge),
+            ("at most", self.most, operator.le),
+            ("less than", self.below, operator.lt),
+        ]
+        if not all(holds(value, limit) for _, limit, holds in limits if limit is not None):
+            allowed = " and ".join(f"{words} {limit}" for words, limit, _ in limits if limit is not None)
+            raise ValueError(f"`{name}` ({value}) must be {allowed}")
+
+
+def option(default: Any, help: str, **bounds: Any) -> Any:
+    """A field of a settings dataclass.
+
+    Args:
+        default: the default value.
+        help: explains the setting on the command line.
+        **bounds: fields of its `Bounds`.
+    """
+    metadata = {"help": help, "bounds": Bounds(**bounds)}
     if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: type(default)(default), metadata={"help": help})
-    return field(default=default, metadata={"help": help})
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 @dataclass
-class TrainingSettings:
-    """What every family's training run can set."""
+class RunSettings:
+    """The settings that every run has, of training and of fine-tuning."""
 
-    data: list[str] = option([], "What to train on; several sources are joined.")
+    data: list[str] = option([], "Data to train on; several sources are joined.")
     split: str = option("train", "The split of a Hub data set to train on.")
     validation: str = option("0.05", "Held-out data: a share of the rows, or another source like --data.")
-    bad_records: str = option(
-        "stop", "What to do with a record that can't be read: 'stop' there, or 'skip' and count it."
+    batch_size: int = option(32, "Examples per step, over all processes and accumulation.", least=1)
+    accumulation: int = option(
+        1, "Parts in which each process computes its share of a batch, to save memory.", least=1
     )
-    max_length: int = option(64, "Longest training example, in tokens.")
-    steps: int | None = option(None, "Train for this many steps.")
-    epochs: float | None = option(None, "Train for this many passes over the data.")
-    minutes: float | None = option(None, "Train for this long; such a run can't be repeated to the bit.")
-    batch_size: int = option(32, "Examples per step, over all processes and accumulation.")
-    accumulation: int = option(1, "Parts in which each process computes its share of a batch, to save memory.")
-    learning_rate: float | None = option(None, "Highest learning rate; by the model's width if not given.")
-    warmup: float = option(0.1, "Share of the training in which the learning rate rises.")
-    schedule: str = option("linear", "How the learning rate falls afterwards: 'linear', 'cosine' or 'constant'.")
-    weight_decay: float = option(0.01, "Decoupled weight decay, on matrices alone.")
-    clip: float = option(1.0, "Largest norm of the gradient; 0 does not clip.")
-    precision: str = option("no", "Mixed precision: 'no' (float32), 'bf16' or 'fp16'.")
-    sharding: str = option("none", "Share the weights out over the processes: 'fsdp' (FSDP2), or 'none'.")
-    compile: bool = option(False, "Compile the model with torch.compile. On a CPU that makes training slower.")
-    seed: int = option(0, "Seeds weights, data and dropout.")
-    workers: int = option(0, "Processes that prepare batches beside the training; the batches don't depend on it.")
-    evaluate_every: int = option(200, "Steps between evaluations; 0 evaluates at the end alone.")
-    evaluation_batches: int | None = option(None, "Batches per evaluation; all of the held-out data if not given.")
-    log_every: int = option(10, "Steps between logged values.")
+    learning_rate: float | None = option(None, "Highest learning rate.", above=0)
+    warmup: float = option(0.1, "Share of the training in which the learning rate rises.", least=0, most=1)
+    weight_decay: float = option(0.01, "Decoupled weight decay, of matrices only.", least=0)
+    precision: str = option("no", "Mixed precision: 'no' (float32), 'bf16' or 'fp16'.", choices=("no", "bf16", "fp16"))
+    seed: int = option(0, "Seed of new weights, data and dropout.")
+    log_every: int = option(10, "Steps between logged values.", least=1)
     log_with: list[str] = option(["tensorboard"], "Trackers to log to, as Accelerate names them; 'none' for none.")
-    save_every: int = option(200, "Steps between checkpoints; 0 saves none.")
-    keep_last: int = option(2, "Checkpoints to keep.")
-    keep_best: bool = option(
-        False, "Keep the checkpoint with the lowest held-out loss as well; the final model is that one's."
-    )
-    skip_nonfinite: int = option(
-        0, "Steps that may be skipped, in all, because their loss or gradient is not finite; one more ends the run."
-    )
 
     def __post_init__(self) -> None:
         self.check()
 
     def check(self) -> None:
-        """Checks what can be told before anything is read.
+        """Checks the settings as far as possible before any data is read.
 
         Raises:
-            ValueError: naming the setting, what it got and what is allowed.
+            ValueError: naming the setting, its value and what is allowed.
         """
-        for name, value in to_dict(self).items():
+        for setting in dataclasses.fields(self):
+            value = getattr(self, setting.name)
             if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"`{name}` ({value}) must be a finite number")
+                raise ValueError(f"`{setting.name}` ({value}) must be a finite number")
+            setting.metadata["bounds"].require(setting.name, value)
+        require_seed(self.seed)
+        held_out_share(self.validation)
+
+
+@dataclass
+class TrainingSettings(RunSettings):
+    """The settings that training has in every family."""
+
+    bad_records: str = option(
+        "stop",
+        "What to do with a record that can't be read: 'stop' with an error, or 'skip' and count it.",
+        choices=("stop", "skip"),
+    )
+    max_length: int = option(64, "Longest training example, in tokens.", least=1, most=MOST_TOKENS)
+    steps: int | None = option(None, "Train for this many steps.", above=0)
+    epochs: float | None = option(None, "Train for this many passes over the data.", above=0)
+    minutes: float | None = option(
+        None, "Train for this many minutes; such a run can't be repeated to the bit.", above=0
+    )
+    learning_rate: float | None = option(
+        None, "Highest learning rate; derived from the model's width if not given.", above=0
+    )
+    schedule: str = option(
+        "linear",
+        "How the learning rate falls after the warm-up: 'linear', 'cosine' or 'constant'.",
+        choices=("linear", "cosine", "constant"),
+    )
+    clip: float = option(1.0, "Largest norm of the gradient; 0 turns clipping off.", least=0)
+    sharding: str = option(
+        "none", "Distribute the weights over the processes: 'fsdp' (FSDP2), or 'none'.", choices=("none", "fsdp")
+    )
+    compile: bool = option(False, "Compile the model with torch.compile. On a CPU that makes training slower.")
+    workers: int = option(
+        0,
+        "Processes that prepare batches beside the training; the batches don't depend on them.",
+        least=0,
+        most=MOST_WORKERS,
+    )
+    evaluate_every: int = option(200, "Steps between evaluations; 0 evaluates only at the end.", least=0)
+    evaluation_batches: int | None = option(
+        None, "Batches per evaluation; all of the held-out data if not given.", least=1
+    )
+    save_every: int = option(200, "Steps between checkpoints; 0 saves none.", least=0)
+    keep_last: int = option(2, "Number of checkpoints to keep.", least=1)
+    keep_best: bool = option(
+        False, "Also keep the checkpoint with the lowest held-out loss; its model becomes the final one."
+    )
+    skip_nonfinite: int = option(
+        0, "Steps to skip, at most, because their loss or gradient is not finite; one more ends the run.", least=0
+    )
+
+    def check(self) -> None:
+        super().check()
         given = [name for name in DURATIONS if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ValueError(f"`{given[0]}` and `{given[1]}` both tell how long to train: give one of them")
-        for name in ("steps", "epochs", "minutes", "learning_rate"):
-            if getattr(self, name) is not None and getattr(self, name) <= 0:
-                raise ValueError(f"`{name}` ({getattr(self, name)}) must be more than 0")
-        for name in ("max_length", "batch_size", "accumulation", "log_every", "keep_last", "evaluation_batches"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"`{name}` ({getattr(self, name)}) must be at least 1")
-        for name in ("workers", "evaluate_every", "save_every", "weight_decay", "clip", "skip_nonfinite"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"`{name}` ({getattr(self, name)}) must be at least 0")
-        if self.workers > MOST_WORKERS:
-            raise ValueError(f"`workers` ({self.workers}) must be at most {MOST_WORKERS}")
-        if self.max_length >= 2**31:
-            raise ValueError(f"`max_length` ({self.max_length}) must be less than 2**31")
-        require_seed(self.seed)
-        if not 0 <= self.warmup <= 1:
-            raise ValueError(f"`warmup` ({self.warmup}) must be at least 0 and at most 1")
+            raise ValueError(f"`{given[0]}` and `{given[1]}` both give the length of the run: set one of them")
         if self.keep_best and not self.evaluate_every:
             raise ValueError("`keep_best` needs evaluations to choose by: `evaluate_every` must be more than 0")
-        self.require_choice("schedule", ("linear", "cosine", "constant"))
-        self.require_choice("precision", ("no", "bf16", "fp16"))
-        self.require_choice("sharding", ("none", "fsdp"))
-        self.require_choice("bad_records", ("stop", "skip"))
-
-    def require_choice(self, name: str, allowed: typing.Iterable[str]) -> None:
-        """Raises a ValueError if a setting is none of the allowed words."""
-        if getattr(self, name) not in allowed:
-            raise ValueError(f"`{name}` ({getattr(self, name)!r}) must be one of {', '.join(allowed)}")
 
 
 def held_out_share(validation: str) -> float | None:
     """The share of the rows to hold out; None if `validation` names a source instead.
 
     Raises:
-        ValueError: if it is a number that is no share.
+        ValueError: if `validation` is a number, but not between 0 and 1.
     """
     try:
         share = float(validation)
@@ -126,16 +188,12 @@ def held_out_share(validation: str) -> float | None:
 
 
 def require_source(data: str) -> None:
-    """Refuses what `held_out_share` takes for a share, where there are no rows to take one of.
-
-    Raises:
-        ValueError: if it is a number.
-    """
+    """Raises a ValueError if `data` is a number, which `held_out_share` would take for a share of the rows."""
     try:
         float(data)
     except ValueError:
         return
-    raise ValueError(f"`data` ({data}) must be a source, which a number is not")
+    raise ValueError(f"`data` ({data}) must be a source, not a number")
 
 
 def field_types(settings_class: type) -> dict[str, Any]:
@@ -145,10 +203,10 @@ def field_types(settings_class: type) -> dict[str, Any]:
 
 
 def make_settings(settings_class: type[Settings], values: dict[str, Any]) -> Settings:
-    """Builds settings from named values, such as a YAML file holds.
+    """Makes settings from values by name, such as those of a YAML file.
 
     Raises:
-        ValueError: for a name that is no setting (with the nearest one that is), or a value of another type.
+        ValueError: for a name that is not a setting (with the nearest setting), or a value of another type.
     """
     types = field_types(settings_class)
     for name in values:
@@ -161,7 +219,7 @@ def make_settings(settings_class: type[Settings], values: dict[str, Any]) -> Set
 
 
 def _converted(name: str, value: Any, expected: Any) -> Any:
-    """Takes a value as the type that a setting has; whole numbers and single words widen."""
+    """Converts a value to the type of its setting: whole numbers become floats, and single words lists."""
     options = typing.get_args(expected) if type(None) in typing.get_args(expected) else (expected,)
     if value is None and type(None) in options:
         return None
@@ -170,7 +228,7 @@ def _converted(name: str, value: Any, expected: Any) -> Any:
     if origin is list and isinstance(value, str):
         return [value]
     if origin is float and isinstance(value, (int, str)) and not isinstance(value, bool):
-        # YAML reads 1e-4, without a dot, as text.
+        # YAML reads 1e-4, which has no dot, as text.
         try:
             return float(value)
         except (ValueError, OverflowError):
@@ -178,7 +236,7 @@ def _converted(name: str, value: Any, expected: Any) -> Any:
     if origin is str and isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     if origin is str and value is False:
-        # YAML reads the bare word as false.
+        # YAML reads the bare word no as false.
         return "no"
     fits = isinstance(value, origin) and (origin is bool or not isinstance(value, bool))
     if fits and origin in (list, dict):
@@ -187,7 +245,7 @@ def _converted(name: str, value: Any, expected: Any) -> Any:
     if not fits:
         raise ValueError(f"`{name}` ({value!r}) must be {_described(origin)}")
     if origin is int and not -(2**63) <= value < 2**63:
-        # What would be a number to every library below, but for its size.
+        # Other libraries would fail on a number of this size.
         raise ValueError(f"`{name}` ({value}) must be a whole number of at most 64 bits")
     return value
 

@@ -99,7 +99,7 @@ def test_the_verdict_on_the_planted_cause(found):
     assert found.estimates["layer_distance"].low > 0.5
     assert reasons_against(found.estimates) == []
     assert "attention points at inputs that matter" in found.summary()
-    assert "no proof" in found.summary()
+    assert "does not prove" in found.summary()
     assert "not a causal explanation" not in found.summary()
 
 

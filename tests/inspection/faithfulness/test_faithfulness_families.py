@@ -10,7 +10,7 @@ import transformers
 from PIL import Image
 
 import regard
-from regard.inspection.faithfulness import erasure as faithfulness_erasure
+from regard.configuration import extras
 from regard.inspection.faithfulness.faithfulness import faithfulness
 from regard.inspection.maps.attention_map import attention_map
 from tests.inspection.conftest import MODELS, SMALL, TEXT
@@ -149,19 +149,19 @@ def test_a_word_of_a_caption(make_captioner, pictures, fields):
 
 
 def test_erased_places_of_an_image_hold_its_mean_colour(make_captioner, pictures):
-    from regard.inspection.faithfulness.prediction import studied
+    from regard.inspection.faithfulness.prediction import make_prediction
 
     model, processor = make_captioner()
-    prediction = studied(model, processor, (pictures[0], "a bird"), "example 0", np.random.default_rng(0), 64)
+    prediction = make_prediction(model, processor, (pictures[0], "a bird"), "example 0", np.random.default_rng(0), 64)
     height, width = prediction.values.shape[2:]
     rows, columns = model.feature_grid(height, width)
     mask = torch.zeros(1, rows * columns, dtype=torch.bool)
     mask[0, columns + 2] = True
-    changed = (prediction.erased(mask) != prediction.values)[0].all(dim=0)
+    changed = (prediction.erase(mask) != prediction.values)[0].all(dim=0)
     expected = torch.zeros(height, width, dtype=torch.bool)
     expected[height // rows : 2 * height // rows, 2 * width // columns : 3 * width // columns] = True
     assert torch.equal(changed, expected)
-    whole = prediction.erased(torch.ones_like(mask))
+    whole = prediction.erase(torch.ones_like(mask))
     assert float(whole.std(dim=(-1, -2)).max()) < 1e-6
     assert whole.mean(dim=(-1, -2)) == pytest.approx(prediction.values.mean(dim=(-1, -2)), abs=1e-6)
 
@@ -186,8 +186,8 @@ def test_a_layer_or_a_head_that_is_not_there(make_model):
 
 def test_too_few_examples_or_tokens(make_model):
     model, tokenizer = make_model("RegardBertForMaskedLM")
-    assert refused(model, tokenizer, [TEXT]) == "`examples` must hold two or more: the verdict is about their mean"
-    assert refused(model, tokenizer, TEXT).startswith("`examples` must hold two or more")
+    assert refused(model, tokenizer, [TEXT]) == "`examples` must hold at least two: the verdict is about their mean"
+    assert refused(model, tokenizer, TEXT).startswith("`examples` must hold at least two")
     assert refused(model, tokenizer, [TEXT, "bank"]).startswith("example 1 ('bank') has too few tokens")
     assert refused(model, tokenizer, [TEXT, ""]).startswith("example 1 ('') has too few tokens")
     assert refused(model, tokenizer, [TEXT, TEXT], max_tokens=2) == "`max_tokens` (2) must be at least 3"
@@ -197,7 +197,7 @@ def test_too_few_examples_or_tokens(make_model):
 
 def test_examples_of_another_kind(make_model, make_captioner, pictures):
     model, tokenizer = make_model("RegardDecoderForCausalLM")
-    assert "a RegardDecoderForCausalLM goes on from one text" in refused(model, tokenizer, [("a", "b")] * 2)
+    assert "a RegardDecoderForCausalLM continues one text" in refused(model, tokenizer, [("a", "b")] * 2)
     assert "example 0 is a Image: a RegardDecoder" in refused(model, tokenizer, pictures)
     model, processor = make_captioner()
     assert refused(model, processor, [3, 4]).startswith("example 0 is a int: a RegardCaptioner")
@@ -206,8 +206,8 @@ def test_examples_of_another_kind(make_model, make_captioner, pictures):
 
 def test_models_that_cannot_be_tested(make_model, tokenizers):
     for name, fields, told in (
-        ("BertModel", {}, "a BertModel can't be looked into"),
-        ("RegardRecurrentForConditionalGeneration", {"alignment": "none"}, "gave no attention weights"),
+        ("BertModel", {}, "a BertModel cannot be tested"),
+        ("RegardRecurrentForConditionalGeneration", {"alignment": "none"}, "returned no attention weights"),
     ):
         model, tokenizer = make_model(name, **fields)
         assert told in refused(model, tokenizer, [TEXT, TEXT])
@@ -217,14 +217,14 @@ def test_models_that_cannot_be_tested(make_model, tokenizers):
     assert "`processor` has no mask token" in refused(model, tokenizer, ["the bank", "river"])
     config = transformers.MambaConfig(vocab_size=300, hidden_size=16, num_hidden_layers=1, state_size=4)
     mamba = transformers.MambaForCausalLM(config).eval()
-    assert "gave no attention weights" in refused(mamba, tokenizers["bytes"], [TEXT, TEXT])
+    assert "returned no attention weights" in refused(mamba, tokenizers["bytes"], [TEXT, TEXT])
     fields = {"vocab_size": 300, "n_embd": 16, "n_layer": 2, "n_head": 4, "num_labels": 2, "pad_token_id": 0}
     last = transformers.GPT2ForSequenceClassification(transformers.GPT2Config(**fields)).eval()
-    assert "the first token sees no other" in refused(last, tokenizers["bytes"], [TEXT, TEXT])
+    assert "the first token attends to no other" in refused(last, tokenizers["bytes"], [TEXT, TEXT])
     for labels in ({"num_labels": 1}, {"num_labels": 3, "problem_type": "multi_label_classification"}):
         config = transformers.BertConfig(vocab_size=len(tokenizers["pieces"]), num_hidden_layers=1, **SMALL, **labels)
         several = transformers.BertForSequenceClassification(config).eval()
-        assert "can't be looked into" in refused(several, tokenizers["pieces"], [TEXT, TEXT])
+        assert "cannot be tested" in refused(several, tokenizers["pieces"], [TEXT, TEXT])
 
 
 def test_layers_that_do_not_attend_are_left_out(make_model, monkeypatch):
@@ -248,7 +248,7 @@ def test_weights_that_are_no_numbers(make_model):
     model, tokenizer = make_model("GPT2LMHeadModel")
     with torch.no_grad():
         model.transformer.h[0].attn.c_attn.weight.fill_(float("nan"))
-    with pytest.raises(ValueError, match=r"^a GPT2LMHeadModel gave attention weights that are NaN$"):
+    with pytest.raises(ValueError, match=r"^a GPT2LMHeadModel returned attention weights that are NaN$"):
         faithfulness(model, tokenizer, [TEXT, TEXT])
 
 
@@ -260,15 +260,17 @@ def test_a_prompt_that_was_learned(make_model):
     model, tokenizer = make_model("GPT2LMHeadModel")
     tuned = get_peft_model(model, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
     length = len(tokenizer(TEXT)["input_ids"])
-    with pytest.raises(ValueError, match=f" attends to {length + 3} keys where there are {length} inputs: a prefix,"):
+    with pytest.raises(
+        ValueError, match=f" attends to {length + 3} keys, but there are {length} inputs: attention to"
+    ):
         faithfulness(tuned, tokenizer, [TEXT, TEXT])
 
 
 @pytest.mark.parametrize("missing", [("captum",), ("captum", "scipy")])
 def test_packages_that_are_missing(make_model, monkeypatch, missing):
     model, tokenizer = make_model("RegardDecoderForCausalLM")
-    plain = faithfulness_erasure.find_spec
-    monkeypatch.setattr(faithfulness_erasure, "find_spec", lambda name: None if name in missing else plain(name))
+    plain = extras.find_spec
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name in missing else plain(name))
     assert refused(model, tokenizer, [TEXT, TEXT]) == (
         f"tests of faithfulness need {' and '.join(missing)}: pip install 'regard[faithfulness]'"
     )

@@ -10,19 +10,19 @@ from torch.testing import assert_close
 
 from regard.inspection.faithfulness import erasure as faithfulness_erasure
 from regard.inspection.faithfulness.erasure import (
-    after_erasing,
     comprehensiveness,
+    descending_order,
+    erased_probability,
     erasure_curves,
+    erasure_masks,
     integrated_gradients,
     leave_one_out,
-    masks_of,
-    most_first,
     number_of_inputs,
     rank_correlation,
     sufficiency,
 )
-from regard.inspection.faithfulness.prediction import Prediction, studied
-from regard.inspection.faithfulness.weights import shuffle_weights, shuffled_distributions, weights_behind
+from regard.inspection.faithfulness.prediction import Prediction, make_prediction
+from regard.inspection.faithfulness.weights import attention_weights, shuffle_weights, shuffled_distributions
 from regard.inspection.maps.eager_mode import eager_attention
 from regard.modeling import attention
 from tests.inspection.conftest import TEXT
@@ -41,11 +41,11 @@ def logistic(values: list[float], baseline: float = 0.0) -> Prediction:
     return Prediction(
         model=Logistic(),
         arguments={},
-        name="inputs_embeds",
+        input_name="inputs_embeds",
         values=torch.tensor(values)[None, :, None],
         baseline=torch.tensor([[[baseline]]]),
-        owners=torch.arange(len(values)),
-        places=torch.arange(1, len(values)),
+        key_numbers=torch.arange(len(values)),
+        erasable_keys=torch.arange(1, len(values)),
         labels=tuple("abcdefgh"[: len(values) - 1]),
         kind="self",
         query=0,
@@ -78,12 +78,12 @@ def test_comprehensiveness_and_sufficiency_by_hand():
 
 def test_a_share_is_rounded_up_without_an_error_of_floating_point():
     assert [number_of_inputs(share, 20) for share in (0, 1, 5, 6, 10, 35, 100)] == [0, 1, 1, 2, 2, 7, 20]
-    masks = masks_of(np.array([[2, 0, 1], [0, 1, 2]]), (0, 33, 34, 100))
+    masks = erasure_masks(np.array([[2, 0, 1], [0, 1, 2]]), (0, 33, 34, 100))
     assert masks.int().tolist() == [
         [[0, 0, 0], [0, 0, 1], [1, 0, 1], [1, 1, 1]],
         [[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1]],
     ]
-    assert most_first(np.array([0.1, 0.5, 0.1, 0.7])).tolist() == [3, 1, 0, 2]
+    assert descending_order(np.array([0.1, 0.5, 0.1, 0.7])).tolist() == [3, 1, 0, 2]
 
 
 @pytest.mark.parametrize("scale", [1.0, 40.0])
@@ -120,7 +120,7 @@ def test_tau_counts_pairs():
 def look(make_model, name: str, example=TEXT, **fields) -> Prediction:
     model, tokenizer = make_model(name, **fields)
     model.set_attn_implementation("eager")
-    return studied(model, tokenizer, example, "example 0", np.random.default_rng(0), 64)
+    return make_prediction(model, tokenizer, example, "example 0", np.random.default_rng(0), 64)
 
 
 def test_erasing_is_embedding_another_token(make_model):
@@ -129,10 +129,10 @@ def test_erasing_is_embedding_another_token(make_model):
     model = prediction.model
     ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
     ids[0, prediction.query] = tokenizer.mask_token_id
-    place = int(prediction.places[2])
-    mask = torch.zeros(2, len(prediction.places), dtype=torch.bool)
+    place = int(prediction.erasable_keys[2])
+    mask = torch.zeros(2, len(prediction.erasable_keys), dtype=torch.bool)
     mask[1, 2] = True
-    found = prediction.distribution(prediction.erased(mask))
+    found = prediction.distribution(prediction.erase(mask))
     with torch.no_grad():
         expected = [model(input_ids=ids).logits[0, prediction.query].softmax(-1)]
         ids[0, place] = tokenizer.mask_token_id
@@ -145,20 +145,20 @@ def test_erasing_is_embedding_another_token(make_model):
 def test_without_a_mask_token_the_mean_of_all_embeddings_stands_for_what_is_erased(make_model):
     prediction = look(make_model, "RegardDecoderForCausalLM")
     table = prediction.model.get_input_embeddings().weight.detach()
-    mask = torch.zeros(1, len(prediction.places), dtype=torch.bool)
+    mask = torch.zeros(1, len(prediction.erasable_keys), dtype=torch.bool)
     mask[0, 1] = True
-    erased = prediction.erased(mask)[0]
-    assert_close(erased[prediction.places[1]], table.mean(dim=0))
-    others = torch.arange(len(erased)) != prediction.places[1]
+    erased = prediction.erase(mask)[0]
+    assert_close(erased[prediction.erasable_keys[1]], table.mean(dim=0))
+    others = torch.arange(len(erased)) != prediction.erasable_keys[1]
     assert_close(erased[others], prediction.values[0, others])
 
 
 def test_special_tokens_and_the_masked_one_stay(make_model):
     prediction = look(make_model, "RegardBertForMaskedLM")
     length = prediction.values.shape[1]
-    assert {0, length - 1, prediction.query} | set(prediction.places.tolist()) == set(range(length))
-    assert len(prediction.places) == length - 3
-    everything = prediction.erased(torch.ones(1, len(prediction.places), dtype=torch.bool))
+    assert {0, length - 1, prediction.query} | set(prediction.erasable_keys.tolist()) == set(range(length))
+    assert len(prediction.erasable_keys) == length - 3
+    everything = prediction.erase(torch.ones(1, len(prediction.erasable_keys), dtype=torch.bool))
     for place in (0, length - 1, prediction.query):
         assert_close(everything[0, place], prediction.values[0, place])
 
@@ -169,10 +169,10 @@ def test_special_tokens_and_the_masked_one_stay(make_model):
 def test_erasing_nothing_changes_nothing(make_model, name):
     prediction = look(make_model, name)
     with eager_attention(prediction.model):
-        nothing = torch.zeros(3, len(prediction.places), dtype=torch.bool)
+        nothing = torch.zeros(3, len(prediction.erasable_keys), dtype=torch.bool)
         whole = prediction.probability(prediction.values)
-        np.testing.assert_allclose(after_erasing(prediction, nothing), float(whole), rtol=1e-5)
-        assert torch.equal(prediction.erased(nothing), prediction.values.expand_as(prediction.erased(nothing)))
+        np.testing.assert_allclose(erased_probability(prediction, nothing), float(whole), rtol=1e-5)
+        assert torch.equal(prediction.erase(nothing), prediction.values.expand_as(prediction.erase(nothing)))
 
 
 # Shuffled weights
@@ -200,7 +200,7 @@ def test_shuffled_rows_hold_the_same_weights_and_masks_are_kept():
 def test_the_shuffled_pass_is_that_of_permuted_weights_in_the_attention(make_model, monkeypatch, head):
     prediction = look(make_model, "RegardDecoderForCausalLM")
     layer = 1
-    calls = weights_behind(prediction).calls[layer]
+    calls = attention_weights(prediction).softmaxes[layer]
     found = shuffled_distributions(prediction, calls, 5, torch.Generator().manual_seed(3), head)
 
     seen, plain = [], attention.combine
@@ -235,7 +235,7 @@ def test_shuffled_weights_see_neither_the_future_nor_padding(make_model):
     prediction = look(make_model, "RegardDecoderForCausalLM")
     # Seen from the middle of the text.
     prediction = replace(prediction, row=5)
-    calls = [number for layer in weights_behind(prediction).calls for number in layer]
+    calls = [number for layer in attention_weights(prediction).softmaxes for number in layer]
 
     def shuffled(given: Prediction) -> torch.Tensor:
         return shuffled_distributions(given, calls, 4, torch.Generator().manual_seed(0))
@@ -250,7 +250,7 @@ def test_shuffled_weights_see_neither_the_future_nor_padding(make_model):
     mask = torch.ones_like(padded.arguments["attention_mask"])
     mask[:, -3:] = 0
     padded = replace(padded, arguments={**padded.arguments, "attention_mask": mask}, row=2)
-    calls = [number for layer in weights_behind(padded).calls for number in layer]
+    calls = [number for layer in attention_weights(padded).softmaxes for number in layer]
     other = padded.values.clone()
     other[:, -3:] = torch.randn_like(other[:, -3:])
     assert_close(shuffled(replace(padded, values=other)), shuffled(padded))
@@ -262,11 +262,11 @@ def test_each_step_of_a_recurrent_decoder_is_shuffled(make_model, alignment):
     prediction = look(
         make_model, "RegardRecurrentForConditionalGeneration", ("the bank", "river"), alignment=alignment, **sizes
     )
-    found = weights_behind(prediction)
+    found = attention_weights(prediction)
     assert found.kind == "alignment"
     steps = prediction.arguments["decoder_input_ids"].shape[1]
-    assert found.calls == (tuple(range(steps)),)
+    assert found.softmaxes == (tuple(range(steps)),)
     whole = prediction.distribution(prediction.values)
-    for calls in (found.calls[0], found.calls[0][:1]):
+    for calls in (found.softmaxes[0], found.softmaxes[0][:1]):
         changed = shuffled_distributions(prediction, calls, 6, torch.Generator().manual_seed(0))
         assert (changed - whole).abs().max() > 1e-6

@@ -11,8 +11,14 @@ import torch
 from regard import RegardCaptionerConfig, RegardCaptionerForConditionalGeneration, make_captioner_processor
 from regard.commands.inspect_marks import _locate as locate
 from regard.commands.inspect_marks import inspect_marks, mark_lines, marked_images
-from regard.inspection.faithfulness.glyph_marks import covered, mark_pixels, measure_marks, receptive_field, shares_on
-from regard.inspection.faithfulness.glyph_marks import without_patch as erase
+from regard.inspection.faithfulness.glyph_marks import (
+    cell_coverage,
+    mark_pixels,
+    mark_shares,
+    measure_marks,
+    receptive_field,
+)
+from regard.inspection.faithfulness.glyph_marks import erase_patch as erase
 from regard.inspection.maps.attention_map import attention_map
 from regard.tokenization.words import train_words
 from regard.training.builtin.glyphs import FACES, GlyphDrawing
@@ -89,25 +95,25 @@ def test_shares_by_hand():
     mask = np.zeros((4, 4), dtype=bool)
     mask[0, :2] = True  # half of the first cell
     mask[3, 3] = True  # a quarter of the last
-    covers = covered(mask, (2, 2))
+    covers = cell_coverage(mask, (2, 2))
     np.testing.assert_allclose(covers, [[0.5, 0], [0, 0.25]])
     weights = np.array([[[0.4, 0.3], [0.1, 0.2]], [[0.1, 0.9], [0, 0]]])
     np.testing.assert_allclose(
-        shares_on(weights, np.stack([covers, covers])), [[0.25, 0.6, 1], [0.05, 0.1, 0]], atol=1e-12
+        mark_shares(weights, np.stack([covers, covers])), [[0.25, 0.6, 1], [0.05, 0.1, 0]], atol=1e-12
     )
 
 
 def test_even_weights_have_the_share_of_the_area_and_planted_ones_all_or_nothing():
     mask = np.random.default_rng(0).random((48, 48)) < 0.2
-    covers = covered(mask, (5, 7))[None]
-    assert shares_on(np.full((1, 5, 7), 1 / 35), covers)[0, 0] == pytest.approx(mask.mean())
+    covers = cell_coverage(mask, (5, 7))[None]
+    assert mark_shares(np.full((1, 5, 7), 1 / 35), covers)[0, 0] == pytest.approx(mask.mean())
     whole = np.zeros((6, 6), dtype=bool)
     whole[2:4, 2:4] = True
-    covers = covered(whole, (3, 3))[None]
+    covers = cell_coverage(whole, (3, 3))[None]
     planted, beside = np.zeros((2, 1, 3, 3))
     planted[0, 1, 1], beside[0, 0, 1] = 1, 1
-    assert shares_on(planted, covers).tolist() == [[1, 1, 1]]
-    assert shares_on(beside, covers).tolist() == [[0, 0, 0]]
+    assert mark_shares(planted, covers).tolist() == [[1, 1, 1]]
+    assert mark_shares(beside, covers).tolist() == [[0, 0, 0]]
 
 
 def test_as_many_pixels_of_the_letter_are_erased_and_none_of_the_mark():
@@ -180,8 +186,8 @@ def test_the_other_map_is_that_of_another_drawing(captioner):
     figures = measure_marks(*captioner, examples)
     maps = figures.maps["mark"]
     for number, example in enumerate(examples):
-        covers = np.repeat(covered(example.mask, maps.shape[1:])[None], len(maps), axis=0)
-        shares = shares_on(maps, covers)
+        covers = np.repeat(cell_coverage(example.mask, maps.shape[1:])[None], len(maps), axis=0)
+        shares = mark_shares(maps, covers)
         others = [place for place in range(len(maps)) if np.allclose(shares[place], figures.shares["other"][number])]
         assert others
         assert number not in others

@@ -213,7 +213,7 @@ def refused(*args, **kwargs) -> str:
 @pytest.mark.parametrize(("name", "text"), [("BertModel", ""), ("BertModel", "  \n"), ("GPT2LMHeadModel", "")])
 def test_a_text_without_tokens(make_model, name, text):
     model, tokenizer = make_model(name)
-    assert refused(model, tokenizer, text) == f"`text` ({text!r}) has no tokens: give a word or more"
+    assert refused(model, tokenizer, text) == f"`text` ({text!r}) has no tokens: give at least one word"
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_a_text_without_tokens(make_model, name, text):
 def test_a_text_that_is_too_long(make_model, name):
     model, tokenizer = make_model(name)
     assert re.search(
-        r"`text` has \d+ tokens, and the model has room for 60: shorten it", refused(model, tokenizer, "the " * 80)
+        r"`text` has \d+ tokens, but the model has room for 60: shorten it", refused(model, tokenizer, "the " * 80)
     )
     attention_map(model, tokenizer, "the " * 3, **({"target": "a"} if "Bart" in name else {}))
 
@@ -234,19 +234,19 @@ def test_a_target_that_is_too_long(make_model):
 
 def test_another_models_tokenizer(make_model, tokenizers):
     model, _ = make_model("BertModel", vocab_size=20)
-    assert "give it its own tokenizer" in refused(model, tokenizers["pieces"], TEXT)
+    assert "use the model's own tokenizer" in refused(model, tokenizers["pieces"], TEXT)
 
 
 def test_several_texts(make_model):
     model, tokenizer = make_model("BertModel")
-    assert refused(model, tokenizer, ["a", "b"]) == "`text` is a list: give one text, and several one by one"
+    assert refused(model, tokenizer, ["a", "b"]) == "`text` is a list: give one text at a time, as a string"
 
 
 def test_a_target_without_a_decoder(make_model):
     for name in ("BertModel", "RegardDecoderForCausalLM"):
         model, tokenizer = make_model(name)
         assert refused(model, tokenizer, "a", target="b") == (
-            f"`target` is not to be given: a {name} has no decoder beside it"
+            f"`target` is not allowed here: a {name} has no separate decoder"
         )
 
 
@@ -259,21 +259,21 @@ def test_a_kind_that_the_model_has_not(make_model):
 
 def test_models_without_attention(make_model, tokenizers, picture):
     model, tokenizer = make_model("RegardRecurrentForConditionalGeneration", alignment="none")
-    assert "gave no attention weights" in refused(model, tokenizer, "a", target="b")
+    assert "returned no attention weights" in refused(model, tokenizer, "a", target="b")
     config = transformers.MambaConfig(vocab_size=300, hidden_size=16, num_hidden_layers=1, state_size=4)
-    assert "gave no attention weights" in refused(transformers.MambaModel(config), tokenizers["bytes"], "a")
+    assert "returned no attention weights" in refused(transformers.MambaModel(config), tokenizers["bytes"], "a")
     cnn = transformers.ResNetModel(transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8], depths=[1]))
     processor = transformers.ViTImageProcessorPil(size={"height": 32, "width": 32})
-    assert "gave no attention weights" in refused(cnn, processor, image=picture)
+    assert "returned no attention weights" in refused(cnn, processor, image=picture)
 
 
 def test_images_for_those_that_see(make_model, make_captioner, picture):
     model, tokenizer = make_model("BertModel")
-    assert "can't be shown an `image`" in refused(model, tokenizer, image=picture)
+    assert "does not take an `image`" in refused(model, tokenizer, image=picture)
     assert "`text` is missing" in refused(model, tokenizer)
     model, processor = make_captioner()
     assert "`image` is missing" in refused(model, processor)
-    assert "`text` is not to be given" in refused(model, processor, "a", image=picture)
+    assert "`text` is not allowed here" in refused(model, processor, "a", image=picture)
     assert "needs its processor" in refused(model, tokenizer, image=picture)
     assert "no token of the vocabulary" in refused(model, processor, image=picture, target="zzz")
 

@@ -8,8 +8,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from regard.inspection.maps import figure as drawing
+from regard.inspection.maps.attention_map import AttentionMap
 from regard.inspection.maps.figure import draw_image_map, draw_map
-from regard.inspection.maps.maps import AttentionMap
 from regard.inspection.maps.tokens import Token
 from tests.inspection.conftest import HARD, RIGHT_TO_LEFT
 

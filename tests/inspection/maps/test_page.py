@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from regard.inspection.maps.attention_map import attention_map
-from regard.inspection.maps.maps import AttentionMap
+from regard.inspection.maps.attention_map import AttentionMap, attention_map
 from regard.inspection.maps.tokens import Token
 from tests.inspection.conftest import HARD, RIGHT_TO_LEFT, TEXT
 from tests.support.chromium import Chromium, find_chromium
@@ -190,7 +189,7 @@ def test_a_browser_takes_no_label_for_markup(shown):
     assert labels(browser, "queries") == marked
     for number, text in enumerate(marked):
         browser.point(f"#query-{number}")
-        assert browser.evaluate("document.getElementById('said').textContent").startswith(f"{text} looks at ")
+        assert browser.evaluate("document.getElementById('said').textContent").startswith(f"{text} attends to ")
         assert browser.evaluate("document.getElementById('tip').textContent").startswith(text)
     assert browser.evaluate("document.title") == f"{marked[2]} · self attention"
     assert browser.evaluate("document.querySelectorAll('img').length") == 1
@@ -262,12 +261,12 @@ def test_pointing_at_a_token_shows_its_weights(make_map, shown):
     np.testing.assert_allclose(shares(browser, "keys"), matrix[2] / matrix[2].max(), atol=0.02)
     best = attention.keys[matrix[2].argmax()].label
     said = browser.evaluate("document.getElementById('said').textContent")
-    assert said.startswith(f"{attention.queries[2].label} looks at ")
+    assert said.startswith(f"{attention.queries[2].label} attends to ")
     assert best in said
     assert re.search(r"\d%", said)
     browser.point("#key-4")
     np.testing.assert_allclose(shares(browser, "queries"), matrix[:, 4] / matrix[:, 4].max(), atol=0.02)
-    assert "is looked at by" in browser.evaluate("document.getElementById('said').textContent")
+    assert "gets attention from" in browser.evaluate("document.getElementById('said').textContent")
     # Held, it stays while the pointer goes to the other text, and a number is told there.
     browser.point("#key-4", click=True)
     browser.point("#query-1")

@@ -13,8 +13,7 @@ import torch
 import transformers
 from PIL import Image
 
-from regard.inspection.maps.attention_map import attention_map
-from regard.inspection.maps.maps import AttentionMap
+from regard.inspection.maps.attention_map import AttentionMap, attention_map
 from tests.inspection.conftest import SMALL, TEXT
 
 
@@ -33,7 +32,7 @@ def _make_hybrid(tokenizer: Any, layers: int) -> Any:
 
 def test_a_hybrid_of_which_no_layer_attends_is_refused(tokenizers: dict[str, Any]) -> None:
     tokenizer = tokenizers["bytes"]
-    with pytest.raises(ValueError, match="a JambaForCausalLM gave no attention weights"):
+    with pytest.raises(ValueError, match="a JambaForCausalLM returned no attention weights"):
         attention_map(_make_hybrid(tokenizer, 2), tokenizer, TEXT)
 
 
@@ -110,7 +109,7 @@ def test_scores_are_refused(tokenizers: dict[str, Any]) -> None:
     tokenizer = tokenizers["pieces"]
     groups = {f"{name}_groups": 1 for name in ("q", "k", "v", "post_attention", "intermediate", "output")}
     model = _make("SqueezeBertModel", tokenizer, num_hidden_layers=2, embedding_size=16, **groups)
-    with pytest.raises(ValueError, match="a SqueezeBertModel gave numbers that are no weights"):
+    with pytest.raises(ValueError, match="a SqueezeBertModel returned numbers that are not weights"):
         attention_map(model, tokenizer, TEXT)
 
 
@@ -139,14 +138,14 @@ def test_rows_that_sum_to_more_than_one_are_no_weights(
         return outputs
 
     monkeypatch.setattr(model, "forward", with_twice)
-    with pytest.raises(ValueError, match=r"^a BertModel gave numbers that are no weights: .* sums to more than one$"):
+    with pytest.raises(ValueError, match=r"^a BertModel returned numbers that are not weights: .* to more than one$"):
         attention_map(model, tokenizer, TEXT)
 
 
 @pytest.mark.parametrize(
     ("name", "config", "reason"),
     [
-        ("BrosModel", {}, "`input_ids` alone, or not on these (ValueError: You have to specify bbox)"),
+        ("BrosModel", {}, "`input_ids` alone, or not on these values (ValueError: You have to specify bbox)"),
         ("XmodModel", {"languages": ["en_XX", "de_DE"]}, "Input language unknown."),
     ],
 )
@@ -155,7 +154,7 @@ def test_what_a_model_says_that_needs_more(
 ) -> None:
     model = _make(name, tokenizers["pieces"], num_hidden_layers=1, **config)
     kernel = model.config._attn_implementation
-    with pytest.raises(ValueError, match=f"a {name} can't be run on .*{re.escape(reason)}"):
+    with pytest.raises(ValueError, match=f"a {name} cannot run on .*{re.escape(reason)}"):
         attention_map(model, tokenizers["pieces"], TEXT)
     assert model.config._attn_implementation == kernel
 
@@ -174,7 +173,7 @@ def test_weights_that_are_no_numbers(tokenizers: dict[str, Any]) -> None:
     model = _make("BertModel", tokenizers["pieces"])
     with torch.no_grad():
         model.encoder.layer[0].attention.self.query.weight.fill_(float("nan"))
-    with pytest.raises(ValueError, match="a BertModel gave numbers that are no weights: they are negative or NaN"):
+    with pytest.raises(ValueError, match="a BertModel returned numbers that are not weights: some are neg"):
         attention_map(model, tokenizers["pieces"], TEXT)
 
 
@@ -191,7 +190,7 @@ def test_a_prompt_that_was_learned(tokenizers: dict[str, Any]) -> None:
     tokenizer = tokenizers["pieces"]
     model = _make("BertForSequenceClassification", tokenizer, num_hidden_layers=2)
     tuned = get_peft_model(model, PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=3))
-    with pytest.raises(ValueError, match="with a learned prompt can't be looked into"):
+    with pytest.raises(ValueError, match="with a learned prompt cannot be inspected"):
         attention_map(tuned, tokenizer, TEXT)
     model = _make("BertForSequenceClassification", tokenizer, num_hidden_layers=2)
     expected = attention_map(model, tokenizer, TEXT).weights
@@ -356,14 +355,14 @@ def test_a_stock_captioner(tokenizers: dict[str, Any], stack: str, target: str |
     _check_patches(found, given.cross_attentions, before=1 if stack == "ViT" else 0)
     decoder = attention_map(model, processor, image=_picture(), target=target, kind="decoder")
     np.testing.assert_array_equal(decoder.weights, torch.cat(given.decoder_attentions).numpy())
-    with pytest.raises(ValueError, match=r"`target` has .* tokens, and the model has room for 12"):
+    with pytest.raises(ValueError, match=r"`target` has .* tokens, but the model has room for 12"):
         attention_map(model, processor, image=_picture(), target="x" * 13)
     with pytest.raises(ValueError, match="a captioner needs its processor, which has an `image_processor` and a `tok"):
         attention_map(model, image_processor, image=_picture())
 
 
 def test_a_picture_shows_the_first_of_many_queries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.inspection.maps.maps.MOST_PANELS", 5)
+    monkeypatch.setattr("regard.inspection.maps.attention_map.MOST_PANELS", 5)
     processor = transformers.ViTImageProcessorPil(size={"height": 32, "width": 48})
     found = attention_map(_sees("ViTModel"), processor, image=_picture())
     figure = found.figure()
@@ -377,15 +376,15 @@ def test_a_picture_shows_the_first_of_many_queries(monkeypatch: pytest.MonkeyPat
 def test_what_a_model_that_sees_is_refused(tokenizers: dict[str, Any]) -> None:
     model = _sees("ViTModel")
     processor = transformers.ViTImageProcessorPil(size={"height": 32, "width": 48})
-    with pytest.raises(ValueError, match=r"^`text` is not to be given: a ViTModel looks at an `image`$"):
+    with pytest.raises(ValueError, match=r"^`text` is not allowed here: a ViTModel takes an `image`$"):
         attention_map(model, processor, TEXT)
-    with pytest.raises(ValueError, match=r"^`image` is missing: give what the ViTModel shall look at$"):
+    with pytest.raises(ValueError, match=r"^`image` is missing: a ViTModel needs an image to look at$"):
         attention_map(model, processor)
     with pytest.raises(ValueError, match=r"^`processor` is a .*: a ViTModel needs its image processor$"):
         attention_map(model, tokenizers["bytes"], image=_picture())
     windows = {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4, "patch_size": 4}
     swin = transformers.SwinModel(transformers.SwinConfig(image_size=32, **windows))
-    with pytest.raises(ValueError, match="gave no weights over the 4 × 6 patches of the image: its attention is in w"):
+    with pytest.raises(ValueError, match="returned no weights over the 4 × 6 patches of the image: its attention"):
         attention_map(swin, processor, image=_picture())
     detr = transformers.DetrConfig(
         use_timm_backbone=False,
@@ -398,8 +397,8 @@ def test_what_a_model_that_sees_is_refused(tokenizers: dict[str, Any]) -> None:
         encoder_ffn_dim=16,
         decoder_ffn_dim=16,
     )
-    with pytest.raises(ValueError, match=r"^a DetrModel gave no attention weights"):
+    with pytest.raises(ValueError, match=r"^a DetrModel returned no attention weights"):
         attention_map(transformers.DetrModel(detr), processor, image=_picture())
     several = transformers.PvtV2Config(depths=[1] * 4, hidden_sizes=[8] * 4, num_attention_heads=[1, 1, 1, 1])
-    with pytest.raises(ValueError, match=r"^a PvtV2Model gave no attention weights"):
+    with pytest.raises(ValueError, match=r"^a PvtV2Model returned no attention weights"):
         attention_map(transformers.PvtV2Model(several), processor, image=_picture())

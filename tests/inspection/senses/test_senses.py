@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import regard
-from regard.inspection.senses import clusters as clusters_module
-from regard.inspection.senses.clusters import find_clusters, load_extra
+from regard.configuration import extras
+from regard.inspection.senses.clusters import find_clusters
 from regard.inspection.senses.figure import draw_senses, example_line
 from regard.inspection.senses.occurrences import Occurrence, WordReader, contextual_vectors
 from regard.inspection.senses.senses import word_senses
@@ -203,22 +203,19 @@ def test_what_cannot_be(monkeypatch):
     texts = sentences((MONEY, WATER))
     model, tokenizer = planted(texts)
     for options, message in (
-        ({"word": "absent"}, r"^`word` \('absent'\) stands in 0 different texts of 60: it must be in 10 or more"),
+        ({"word": "absent"}, r"^`word` \('absent'\) occurs in 0 of 60 distinct texts: it must occur in at least 10"),
         ({"word": "two words"}, r"^`word` \('two words'\) must be one word, without white space$"),
         ({"layer": 2}, r"^`layer` \(2\) must be at least -2 and less than 2$"),
         ({"senses": 31}, r"^`senses` \(31\) must be at least 1 and at most half of the 60 occurrences$"),
         ({"examples": 0}, r"^`examples` \(0\) must be at least 1$"),
         ({"seed": -1}, r"^`seed` \(-1\) must be at least 0 and less than 2\*\*32$"),
-        ({"max_length": 1}, r"^`max_length` \(1\) has no room for 'bank': it has more tokens$"),
+        ({"max_length": 1}, r"^`max_length` \(1\) is too small for 'bank', which has more tokens$"),
     ):
         with pytest.raises(ValueError, match=message):
             word_senses(model, tokenizer, texts, **{"word": "bank", "words": 4, **options})
     with pytest.raises(ValueError, match=r"^`word` \('x'\) occurs 1 times: word2vec needs 5$"):
         static_neighbours([["x", "y"]], "x")
 
-    def missing(name):
-        raise ImportError(name)
-
-    monkeypatch.setattr(clusters_module.importlib, "import_module", missing)
-    with pytest.raises(ValueError, match=r"^senses need the package gensim: install the extra `senses`, or pip"):
-        load_extra("gensim", "gensim")
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "sklearn" else True)
+    with pytest.raises(ValueError, match=r"^word senses need scikit-learn: pip install 'regard\[senses\]'$"):
+        word_senses(model, tokenizer, texts, "bank")

@@ -169,7 +169,7 @@ def test_what_cannot_be_shown():
         order_effect(model, inputs["input_ids"])
     model, inputs = make("bert")
     for ids in (torch.tensor([[7, 7, 7]]), torch.tensor([[7, 8], [8, 9]])):
-        with pytest.raises(ValueError, match=r"^`input_ids` must hold one text with two different tokens or more$"):
+        with pytest.raises(ValueError, match=r"^`input_ids` must hold one text with at least two different tokens$"):
             order_effect(model, ids)
     for given in ({}, {"input_ids": torch.tensor([[7, 8], [8, 9]])}):
         with pytest.raises(ValueError, match=r"^`inputs` must hold the `input_ids` of one text$"):

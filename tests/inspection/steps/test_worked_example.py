@@ -127,7 +127,7 @@ def test_large_scores_are_written_without_their_largest():
     # 30 and 1000: weights e^-970 = 0 and 1
     worked = worked_calculation([1], [[30], [1000]])
     assert worked.weights == (0, 1)
-    assert "weights: softmax of the scores, less their largest (1000)" in worked.lines
+    assert "weights: softmax of the scores minus the largest (1000)" in worked.lines
     assert "  exp(-970) = 0" in worked.lines
 
 
@@ -139,9 +139,9 @@ def test_reading_vectors_and_matrices():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1 x", r"^`query` \('1 x'\) holds 'x', which is no number$"),
-        ("  ", r"^`query` \('  '\) must hold a number or more"),
-        ("1; 2", r"^`query` \('1; 2'\) holds '1;', which is no number$"),
+        ("1 x", r"^`query` \('1 x'\) holds 'x', which is not a number$"),
+        ("  ", r"^`query` \('  '\) must hold at least one number"),
+        ("1; 2", r"^`query` \('1; 2'\) holds '1;', which is not a number$"),
     ],
 )
 def test_text_that_is_no_vector(text, message):
@@ -150,7 +150,7 @@ def test_text_that_is_no_vector(text, message):
 
 
 def test_a_matrix_with_an_empty_row():
-    with pytest.raises(ValueError, match=r"^`keys` \(''\) must hold a number or more"):
+    with pytest.raises(ValueError, match=r"^`keys` \(''\) must hold at least one number"):
         parse_matrix("1 2;", "keys")
 
 
@@ -162,16 +162,16 @@ ADDITIVE = {"alignment": "additive", "query_matrix": [[1, 0]], "key_matrix": [[1
     [
         ({"alignment": "general"}, r"^`alignment` \('general'\) must be one of dot, scaled_dot, bilinear, additive$"),
         ({"keys": [[1, 0], [1]]}, r"^`keys` has rows of 1 and of 2 numbers: they must be equally long$"),
-        ({"keys": []}, r"^`keys` must hold one row or more$"),
-        ({"query": []}, r"^`query` \(\[\]\) must hold one or more finite numbers$"),
-        ({"query": [1, math.nan]}, r"^`query` \(\[1, nan\]\) must hold one or more finite numbers$"),
+        ({"keys": []}, r"^`keys` must hold at least one row$"),
+        ({"query": []}, r"^`query` \(\[\]\) must hold finite numbers, at least one$"),
+        ({"query": [1, math.nan]}, r"^`query` \(\[1, nan\]\) must hold finite numbers, at least one$"),
         (
             {"query": [1e300, 0], "keys": [[1e300, 0]]},
-            r"^`query` and `keys` have scores of \(inf\): their numbers must be",
+            r"^`query` and `keys` give the scores \(inf\): their numbers must be",
         ),
-        ({"values": [[1, 0]]}, r"^`values` are 1, but `keys` are 2: there must be one value for each key$"),
+        ({"values": [[1, 0]]}, r"^`values` has 1 rows, but `keys` has 2: there must be one value for each key$"),
         ({"query": [1, 0, 0]}, r"^DotAlignment needs queries and keys of one width, got 3 and 2: "),
-        ({"matrix": [[1]]}, r"^`matrix` is given, but the alignment 'dot' has none$"),
+        ({"matrix": [[1]]}, r"^`matrix` is given, but the alignment 'dot' does not use it$"),
         ({"alignment": "bilinear"}, r"^`matrix` is missing: the alignment 'bilinear' needs it$"),
         ({"alignment": "bilinear", "matrix": [[1, 0]]}, r"^`matrix` is 1 × 2, but must be 2 × 2: "),
         (ADDITIVE | {"vector": None}, r"^`vector` is missing: the alignment 'additive' needs it$"),

@@ -287,7 +287,7 @@ def corpora(folder: Path) -> dict[str, dict]:
         (None, {"batch_size": 5_000}, "fewer than one batch (`batch_size` 5000)"),
         (None, {"learning_rate": "nan"}, "`learning_rate` (nan) must be a finite number"),
         (None, {"seed": -1}, "`seed` (-1) must be at least 0"),
-        (None, {"epochs": 1}, "`steps` and `epochs` both tell how long to train"),
+        (None, {"epochs": 1}, "`steps` and `epochs` both give the length of the run"),
         (None, {"precision": "fp4"}, "`precision` ('fp4') must be one of no, bf16, fp16"),
         (None, {"vocab_size": 6}, "`vocab_size` (6) must be at least"),
         (None, {"tokenizer": "./nowhere"}, "nowhere"),

@@ -12,8 +12,8 @@ from transformers import ResNetBackbone, ResNetConfig
 
 from regard.configuration.recurrent import ALIGNMENT_NAMES
 from regard.tokenization.words import train_words
-from regard.training.families.base import train
 from regard.training.families.captioner import CAPTIONER
+from regard.training.families.train import train
 
 TINY = {
     "image_size": 32,

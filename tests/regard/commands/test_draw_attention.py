@@ -151,7 +151,7 @@ def test_the_library_does_the_same(stock, tmp_path):
         (["--text", "river", "--head", "4", "--output", "map.html"], "`head` (4) must be 0 to 3"),
         (["--text", "river", "--head", "sum", "--output", "map.html"], "`head` ('sum') must be 0 to 3"),
         (["--text", "river", "--kind", "cross", "--output", "map.html"], "`kind` ('cross') must be 'self'"),
-        (["--text", "river", "--target", "a", "--output", "map.html"], "`target` is not to be given"),
+        (["--text", "river", "--target", "a", "--output", "map.html"], "`target` is not allowed here"),
         (["--text", "river", "--image", "no.png", "--output", "map.html"], "`image` (no.png) must be the file"),
     ],
 )

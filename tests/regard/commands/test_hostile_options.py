@@ -9,6 +9,7 @@ import typer.main
 
 import regard.commands.app
 import regard.loading
+from tests.support.thorough import chosen, one_or_all
 
 LONG = "x" * 5_000
 INTEGERS = ["-1", "0", str(10**30), "nan", "", "1.5"]
@@ -164,12 +165,14 @@ def test_what_is_given_beside_is_right(run, places, name):
     assert code == 0 or "offline mode" in lines[-1]
 
 
+@one_or_all
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_option(run, places, tmp_path, name):
+def test_every_option(run, places, tmp_path, name, thorough):
+    """With one of its values, another one in each command that has the option, or with all of them."""
     given = {key: places.get(value, value) for key, value in given_to(name).items()}
     complaints = []
-    for parameter in COMMANDS[name].params:
-        for value in values_for(parameter):
+    for turn, parameter in enumerate(COMMANDS[name].params, list(COMMANDS).index(name)):
+        for value in chosen(values_for(parameter), turn, thorough):
             try:
                 found = complaint_about(*run(line_of(name, given | {parameter.name: value})))
             except Exception as error:

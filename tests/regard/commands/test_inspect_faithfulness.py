@@ -85,8 +85,8 @@ def test_texts_that_are_too_short(refusal, run_folder, tmp_path):
 
 
 def test_a_package_that_is_missing(refusal, run_folder, monkeypatch, tmp_path):
-    from regard.inspection.faithfulness import erasure as faithfulness_erasure
+    from regard.configuration import extras
 
-    monkeypatch.setattr(faithfulness_erasure, "find_spec", lambda name: None if name == "captum" else True)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "captum" else True)
     told = refusal("inspect", "faithfulness", run_folder, "--output", tmp_path / "a.png")
     assert told.endswith("tests of faithfulness need captum: pip install 'regard[faithfulness]'")

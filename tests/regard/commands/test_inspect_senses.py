@@ -22,6 +22,6 @@ def test_senses(command, run_folder, corpus_folder, tmp_path):
 
 def test_what_is_refused(refusal, run_folder, corpus_folder, tmp_path):
     given = ("inspect", "senses", run_folder)
-    assert "`word` ('absent') stands in 0 different texts" in refusal(*given, "absent", "--data", corpus_folder)
+    assert "`word` ('absent') occurs in 0 of " in refusal(*given, "absent", "--data", corpus_folder)
     assert "must end with .png or .svg" in refusal(*given, "house", "--output", tmp_path / "senses.txt")
     assert "`word` ('\\udcff') is no text: it holds bytes that are not UTF-8" in refusal(*given, "\udcff")

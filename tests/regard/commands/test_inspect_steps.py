@@ -83,9 +83,9 @@ def test_a_calculation(command):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--query", "1 x", "--keys", "1 0"), "`query` ('1 x') holds 'x', which is no number"),
+        (("--query", "1 x", "--keys", "1 0"), "`query` ('1 x') holds 'x', which is not a number"),
         (("--query", "1 0", "--keys", "1 0; 1"), "`keys` has rows of 1 and of 2 numbers: they must be equally long"),
-        (("--query", "1 inf", "--keys", "1 0"), "`query` ([1.0, inf]) must hold one or more finite numbers"),
+        (("--query", "1 inf", "--keys", "1 0"), "`query` ([1.0, inf]) must hold finite numbers, at least one"),
         (
             ("--query", "1 0", "--keys", "1 0", "--alignment", "bilinear"),
             "`matrix` is missing: the alignment 'bilinear' needs it",

@@ -170,7 +170,7 @@ def test_an_evaluation_that_cannot_be(refusal, decoder_folder, tmp_path, argumen
 def test_evaluating_without_a_model_or_data(refusal, decoder_folder, tmp_path):
     assert "nowhere" in refusal("evaluate", tmp_path / "nowhere")
     assert "holds no model" in refusal("evaluate", tmp_path)
-    assert "is no run, whose held-out data is known: name `data`" in refusal("evaluate", decoder_folder / "model")
+    assert "is not a run, so it has no held-out data: name `data`" in refusal("evaluate", decoder_folder / "model")
 
 
 def test_a_run_that_has_not_ended_is_not_evaluated(refusal, decoder_folder, tmp_path):

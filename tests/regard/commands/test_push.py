@@ -81,28 +81,6 @@ def test_a_folder_without_a_card(hub, client, texts, tmp_path, model_type):
     assert client(run_example, code_of(text)) == fingerprint(model, processor)
 
 
-LOAD_WITHOUT_THE_PACKAGE = """
-import sys
-
-sys.modules["regard"] = None
-exec(sys.argv[1])
-print(type(model).__module__, type(model).__name__)
-"""
-
-
-def test_the_card_without_the_package(hub, client, texts, tmp_path):
-    client(push, save_model(tmp_path / "model", *make_model("regard_bert")), "me/bundled")
-    code = code_of(texts("me/bundled")["README.md"])
-    # As the card says.
-    code = code.replace("import regard", "# import regard").replace('bundled")', 'bundled", trust_remote_code=True)')
-    command = [sys.executable, "-c", LOAD_WITHOUT_THE_PACKAGE, code]
-    environment = hub.environment(tmp_path / "home")
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
-    module, name = ended.stdout.split()
-    assert module.startswith("transformers_modules.me.bundled.")
-    assert name == "RegardBertForMaskedLM"
-
-
 def test_without_the_code(client, texts, tmp_path):
     folder = save_model(tmp_path / "model", *make_model("regard_bert"))
     client(push, folder, "me/bare", bundle=False)
@@ -132,16 +110,19 @@ def test_a_run(hub, client, texts, tmp_path, tiny, monkeypatch):
         assert [secret for secret in private if secret in text] == [], name
 
 
-CLASSIFY_WITHOUT_THE_PACKAGE = """
+# What the cards of a model and of a fine-tuned one say.
+WITHOUT_THE_PACKAGE = """
 import sys
 
 sys.modules["regard"] = None
 exec(sys.argv[1])
+print(type(model).__module__, type(model).__name__)
+exec(sys.argv[2])
 print(type(classify.model).__module__, classify("a red cat")[0]["label"])
 """
 
 
-def test_a_fine_tuned_run(hub, client, texts, tmp_path):
+def test_a_fine_tuned_run_and_the_cards_without_the_package(hub, client, texts, tmp_path):
     client(push, save_model(tmp_path / "base", *make_model("regard_bert")), "me/base")
     rows = [{"text": f"a {animal} sat", "label": f"is {animal}"} for animal in ("cat", "dog")] * 8
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -155,15 +136,22 @@ def test_a_fine_tuned_run(hub, client, texts, tmp_path):
     private = [str(tmp_path), str(Path.home()), TOKEN, ACCOUNT]
     for name, text in pushed.items():
         assert [secret for secret in private if secret in text] == [], name
-    # As the card says of where the package is not installed.
-    code = code_of(card.text).replace("import regard", "# import regard")
-    code = code.replace('model="me/tuned")', 'model="me/tuned", trust_remote_code=True)')
-    command = [sys.executable, "-c", CLASSIFY_WITHOUT_THE_PACKAGE, code]
+    # As the cards say of where the package is not installed.
+    codes = [
+        code_of(texts(name)["README.md"]).replace("import regard", "# import regard")
+        for name in ("me/base", "me/tuned")
+    ]
+    codes = [re.sub(r'("me/\w+")\)', r"\1, trust_remote_code=True)", code) for code in codes]
+    command = [sys.executable, "-c", WITHOUT_THE_PACKAGE, *codes]
     environment = hub.environment(tmp_path / "home")
     ended = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
-    module, label = ended.stdout.split(maxsplit=1)
+    plain, tuned = ended.stdout.splitlines()
+    module, name = plain.split()
+    assert module.startswith("transformers_modules.me.base.")
+    assert name == "RegardBertForMaskedLM"
+    module, label = tuned.split(maxsplit=1)
     assert module.startswith("transformers_modules.me.tuned.")
-    assert label.strip() in ("is cat", "is dog")
+    assert label in ("is cat", "is dog")
 
 
 def test_private_and_a_branch(hub, client, tmp_path):

@@ -18,6 +18,7 @@ import regard.commands.app
 from regard.commands.push import plain_card
 from regard.training.reading import tables
 from tests.regard.commands.test_bad_input import write_rows
+from tests.support.thorough import chosen, one_or_all
 
 ROWS = [{"text": f"a {animal} sat", "label": animal} for animal in ("cat", "dog")] * 8
 NOISE = random.Random(0).randbytes(300)
@@ -67,13 +68,15 @@ every_command = pytest.mark.parametrize("name", COMMANDS)
 # Models
 
 
+@one_or_all
 @every_command
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"])
-def test_a_damaged_file(refusal, lines, spoilt, tmp_path, name, file):
+def test_a_damaged_file(refusal, lines, spoilt, tmp_path, name, file, thorough):
     kind, line = lines[name]
     path = spoilt(kind) / file
     content = path.read_bytes()
-    for damage in (b"", content[: len(content) // 2], NOISE, b"[]", content + content):
+    damages = [b"", content[: len(content) // 2], NOISE, b"[]", content + content]
+    for damage in chosen(damages, COMMANDS.index(name), thorough):
         path.write_bytes(damage)
         told = refusal(*line)
         assert str(path.parent) in told
@@ -84,19 +87,14 @@ def test_a_damaged_file(refusal, lines, spoilt, tmp_path, name, file):
     assert not (tmp_path / "output").exists()
 
 
-@pytest.mark.parametrize("name", ["fill", "generate"])
-def test_a_field_of_another_type(command, lines, spoilt, name):
+@one_or_all
+@pytest.mark.parametrize(("name", "turn"), [("fill", 0), ("generate", 1)])
+def test_a_field_of_another_type(command, lines, spoilt, name, turn, thorough):
     kind, line = lines[name]
     names = json.loads((spoilt(kind) / "config.json").read_text())
-    for field in (
-        *names,
-        "id2label",
-        "quantization_config",
-        "return_dict",
-        "output_attentions",
-        "output_hidden_states",
-    ):
-        for value in ("x", -1, None, 10**30):
+    others = ("id2label", "quantization_config", "return_dict", "output_attentions", "output_hidden_states")
+    for number, field in enumerate((*names, *others), turn):
+        for value in chosen(["x", -1, None, 10**30], number, thorough):
             folder = spoilt(kind, **{field: value})
             code, _, err = command(*line)
             told = err.splitlines()
@@ -170,7 +168,7 @@ def test_a_card_shows_no_architecture_that_is_no_name(tmp_path, names):
 @pytest.mark.parametrize("number", ["0.5", "-1", "nan"])
 def test_a_share_is_nothing_to_evaluate_on(refusal, lines, spoilt, tmp_path, number):
     spoilt("decoder")
-    told = f"`data` ({number}) must be a source, which a number is not"
+    told = f"`data` ({number}) must be a source, not a number"
     assert told in refusal("evaluate", tmp_path / "model", "--data", number)
     output = ["--output", tmp_path / "a.png"]
     assert told in refusal("inspect", "faithfulness", tmp_path / "model", "--data", number, *output)

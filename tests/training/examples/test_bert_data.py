@@ -1,7 +1,5 @@
 import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ from transformers import DataCollatorWithFlattening
 from regard.training.examples.bert import BertCollator
 from regard.training.examples.masking import IGNORED
 from regard.training.reading.documents import load_documents
+from tests.support.fresh import run_python
 
 ROOT = Path(__file__).parents[3]
 
@@ -34,9 +33,9 @@ def segments_of(example, tokenizer) -> list[list[int]]:
     return segments
 
 
-def rows_of(epoch) -> np.ndarray:
+def rows_of(examples, number: int) -> np.ndarray:
     """What each example of an epoch is made of, in the epoch's order."""
-    return epoch.rows[epoch.order]
+    return examples.plan(number)[examples.epoch(number).order]
 
 
 def same(one, other) -> bool:
@@ -70,9 +69,10 @@ def test_text_without_full_stops_makes_pairs(examples_of, tokenizer):
 
 def test_segments_are_what_the_plan_says(examples_of, corpus_of, tokenizer, texts):
     flat = [id_ for ids in corpus_of(texts)["ids"] for id_ in ids]
-    epoch = examples_of(texts, max_length=40).epoch(1)
+    examples = examples_of(texts, max_length=40)
+    epoch = examples.epoch(1)
     cut = []
-    for index, (first, first_stop, second, second_stop, is_random) in enumerate(rows_of(epoch).tolist()):
+    for index, (first, first_stop, second, second_stop, is_random) in enumerate(rows_of(examples, 1).tolist()):
         example = epoch[index]
         assert example["next_sentence_label"] == is_random
         planned = flat[first:first_stop], flat[second:second_stop]
@@ -108,12 +108,12 @@ def test_text_is_cut_from_both_ends(examples_of, tokenizer):
 def test_half_of_the_labels_are_random(examples_of):
     documents = load_documents("python-docs", max_documents=150)
     examples = examples_of(documents["text"], max_length=128)
-    labels = np.concatenate([examples.epoch(number).rows[:, 4] for number in range(3)])
+    labels = np.concatenate([examples.plan(number)[:, 4] for number in range(3)])
     assert len(labels) > 1_000
     assert labels.mean() == pytest.approx(0.5, abs=0.05)
     epoch = examples.epoch(0)
-    assert epoch.random_share == epoch.rows[:, 4].mean()
-    assert epoch.random_share == np.mean([epoch[index]["next_sentence_label"] for index in range(len(epoch))])
+    assert examples.random_share(0) == examples.plan(0)[:, 4].mean()
+    assert examples.random_share(0) == np.mean([epoch[index]["next_sentence_label"] for index in range(len(epoch))])
 
 
 def test_names_of_special_tokens_in_a_text_are_text(examples_of, texts):
@@ -194,13 +194,13 @@ def test_another_seed_epoch_or_index_is_another_example(examples_of, texts):
 def test_masks_of_the_same_text_differ(examples_of):
     # One pair alone, so that only the masks can differ.
     examples = examples_of(["A river stone. A bank.", "A wall."], next_sentence=False, short_seq_prob=0, max_length=40)
-    rows = {tuple(row) for number in range(6) for row in rows_of(examples.epoch(number)).tolist()}
+    rows = {tuple(row) for number in range(6) for row in rows_of(examples, number).tolist()}
     assert len(rows) == 2
     for document in range(2):
         seen = set()
         for number in range(6):
             epoch = examples.epoch(number)
-            index = sorted(range(2), key=lambda index: rows_of(epoch)[index, 0])[document]
+            index = sorted(range(2), key=lambda index: rows_of(examples, number)[index, 0])[document]
             seen.add(tuple(epoch[index]["labels"].tolist()))
         assert len(seen) > 2
 
@@ -212,7 +212,7 @@ def test_masks_of_equal_examples_differ(examples_of):
 
 
 def test_the_order_of_an_epoch_is_shuffled_and_complete(examples):
-    orders = [rows_of(examples.epoch(number))[:, 0].tolist() for number in range(3)]
+    orders = [rows_of(examples, number)[:, 0].tolist() for number in range(3)]
     for order in orders:
         assert order != sorted(order)
     assert orders[0] != orders[1] != orders[2]
@@ -246,13 +246,12 @@ print(json.dumps(made))
 """
 
 
-@pytest.mark.slow
 def test_another_process_makes_the_same_examples(examples, tokenizer, corpus_folder, tmp_path):
     tokenizer.save_pretrained(tmp_path)
-    command = [sys.executable, "-c", PROBE, str(tmp_path), corpus_folder]
-    output = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    other = run_python(PROBE, ROOT, str(tmp_path), corpus_folder)
+    assert other.returncode == 0, other.stderr
     epoch = examples.epoch(1)
-    made = json.loads(output.splitlines()[-1])
+    made = json.loads(other.stdout.splitlines()[-1])
     assert all(same(epoch[index], example) for index, example in enumerate(made))
     assert len(made) == len(epoch)
 
@@ -260,7 +259,7 @@ def test_another_process_makes_the_same_examples(examples, tokenizer, corpus_fol
 def test_an_index_out_of_the_epoch(examples):
     epoch = examples.epoch(0)
     for index in (-1, len(epoch)):
-        with pytest.raises(IndexError, match=f"example {index} of an epoch with {len(epoch)}"):
+        with pytest.raises(IndexError, match=f"the epoch has {len(epoch)} examples and no example {index}"):
             epoch[index]
 
 
@@ -281,12 +280,6 @@ def test_a_length_without_room(examples_of, texts, next_sentence, least):
         examples_of(texts, max_length=least - 1, next_sentence=next_sentence)
     epoch = examples_of(texts, max_length=least, next_sentence=next_sentence).epoch(0)
     assert len(epoch[0]["input_ids"]) <= least
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
-def test_a_share_of_short_examples_out_of_range(examples_of, texts, share):
-    with pytest.raises(ValueError, match=r"`short_seq_prob` \("):
-        examples_of(texts, short_seq_prob=share)
 
 
 def test_a_corpus_of_one_document(examples_of, texts):

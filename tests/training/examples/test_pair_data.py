@@ -208,7 +208,7 @@ def test_an_epoch_reads_the_rows_in_its_order(examples):
 
 @pytest.mark.parametrize("index", [-1, 32])
 def test_examples_that_are_not_there(examples, index):
-    with pytest.raises(IndexError, match=f"example {index} of 32"):
+    with pytest.raises(IndexError, match=f"the epoch has 32 examples and no example {index}"):
         examples.in_order()[index]
 
 

@@ -14,7 +14,7 @@ from regard.modeling.bert_pretraining import RegardBertForMaskedLM, RegardBertFo
 from regard.tokenization.wordpiece import train_wordpiece
 from regard.training.examples.masking import IGNORED
 from regard.training.families import bert
-from regard.training.families.bert import BertObjective, BertSettings, fill_examples, make_tokenizer
+from regard.training.families.bert import BERT, BertObjective, BertSettings, fill_examples
 from regard.training.loop.loop import Loop
 from regard.training.reading import text
 from regard.training.reading.text import load_split
@@ -42,7 +42,7 @@ def make_objective(examples_of, corpus_of, texts, tokenizer):
 def make_model(tokenizer, next_sentence: bool = True, **fields) -> RegardBertForPreTraining | RegardBertForMaskedLM:
     model_class = RegardBertForPreTraining if next_sentence else RegardBertForMaskedLM
     settings = BertSettings(config={**TINY_MODEL, **fields}, dropout=0.0, max_length=32)
-    return model_class(settings.make_config(tokenizer)).eval()
+    return model_class(BERT.make_config(settings, tokenizer)).eval()
 
 
 # The task
@@ -122,22 +122,22 @@ def test_both_kinds_of_pairs_count_in_the_loss(make_objective, tokenizer, label,
 
 def test_an_epoch_is_planned_once(make_objective):
     task = make_objective()
-    first = task.epoch(0)
-    assert task.epoch(0) is first
-    second = task.epoch(1)
-    assert second.number == 1
-    assert not np.array_equal(second.rows, first.rows)
-    np.testing.assert_array_equal(task.epoch(0).rows[task.epoch(0).order], first.rows[first.order])
+    examples = task._train
+    first, order = examples.plan(0), task.epoch(0).order
+    assert examples.plan(0) is first
+    assert not np.array_equal(examples.plan(1), first)
+    task.epoch(1)
+    np.testing.assert_array_equal(examples.plan(0)[task.epoch(0).order], first[order])
 
 
 def test_the_held_out_examples_are_always_the_same(make_objective, corpus_of, texts):
     task = make_objective()
     first, second = task.held_out(), task.held_out()
     assert all(np.array_equal(first[index]["input_ids"], second[index]["input_ids"]) for index in range(len(first)))
-    assert first.examples.corpus["ids"] == corpus_of(texts[-3:])["ids"]
-    assert task.epoch(3).examples.corpus["ids"] == corpus_of(texts[:-3])["ids"]
-    assert first.number == 0
-    assert task.epoch(3).number == 3
+    assert task._held_out.corpus["ids"] == corpus_of(texts[-3:])["ids"]
+    assert task._train.corpus["ids"] == corpus_of(texts[:-3])["ids"]
+    expected = task._held_out.epoch(0)
+    assert all(np.array_equal(first[index]["input_ids"], expected[index]["input_ids"]) for index in range(len(first)))
 
 
 # Learning
@@ -209,6 +209,16 @@ def test_brain_float_learns_the_same_to_its_precision(pretrain, tmp_path, weight
     assert torch.get_default_dtype() == torch_default
 
 
+def test_a_model_is_compiled_only_if_asked_for(pretrain, tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **how: compiled.append((type(self).__name__, how)))
+    pretrain(tmp_path / "plain", steps=1)
+    assert compiled == []
+    pretrain(tmp_path / "compiled", compile=True, steps=1)
+    assert compiled == [("RegardBertForPreTraining", {"dynamic": True})]
+
+
+@pytest.mark.slow
 def test_compiled_it_learns_the_same(pretrain, tmp_path, monkeypatch):
     compiled, compile_in_place = [], nn.Module.compile
 
@@ -273,7 +283,7 @@ def documents_of(texts: list[str]) -> datasets.Dataset:
 
 def test_a_tokenizer_is_trained_as_asked(texts):
     settings = BertSettings(vocab_size=77, lowercase=False, config={"max_position_embeddings": 99}, max_length=9)
-    tokenizer = make_tokenizer(settings, documents_of([text.replace("a", "Á") for text in texts]))
+    tokenizer = BERT.make_processor(settings, documents_of([text.replace("a", "Á") for text in texts]))
     assert len(tokenizer) == 77
     assert tokenizer.model_max_length == 99
     assert "Á" in tokenizer.get_vocab()
@@ -281,7 +291,8 @@ def test_a_tokenizer_is_trained_as_asked(texts):
     for strip_accents, expected in ((False, "á"), (True, "a")):
         settings = BertSettings(vocab_size=77, strip_accents=strip_accents)
         assert (
-            expected in make_tokenizer(settings, documents_of([text.replace("a", "Á") for text in texts])).get_vocab()
+            expected
+            in BERT.make_processor(settings, documents_of([text.replace("a", "Á") for text in texts])).get_vocab()
         )
 
 
@@ -290,7 +301,7 @@ def test_a_tokenizer_is_taken_as_it_is(tokenizer, texts, tmp_path):
     settings = BertSettings(
         tokenizer=str(tmp_path), vocab_size=5_000, config={"max_position_embeddings": 99}, max_length=9
     )
-    taken = make_tokenizer(settings, documents_of(texts))
+    taken = BERT.make_processor(settings, documents_of(texts))
     assert isinstance(taken, BertTokenizer)
     assert taken.get_vocab() == tokenizer.get_vocab()
     assert taken.model_max_length == 99  # the model's limit, not the tokenizer's
@@ -303,7 +314,7 @@ def test_a_tokenizer_without_a_special_token(byte_tokenizer, texts, tmp_path, na
     setattr(taken, f"{name}_token", None)
     taken.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=f"has no {name} token, which is needed"):
-        make_tokenizer(BertSettings(tokenizer=str(tmp_path)), documents_of(texts))
+        BERT.make_processor(BertSettings(tokenizer=str(tmp_path)), documents_of(texts))
 
 
 def test_a_byte_level_tokenizer_will_do(byte_tokenizer, pretrain, tmp_path, caplog):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.training.families import sizes
-from regard.training.families.bert import BertSettings
+from regard.training.families import settings as sizes
+from regard.training.families.bert import BERT, BertSettings
 from regard.training.loop import loop
 from regard.training.reading import text
 from regard.training.reading.text import load_split
@@ -192,13 +192,13 @@ def test_held_out_data_is_read_the_same_way_and_in_full(reads):
 
 
 def test_a_configuration_goes_before_the_size():
-    config = BertSettings(size="small", config={"hidden_size": 128, "num_attention_heads": 4}).make_config()
+    config = BERT.make_config(BertSettings(size="small", config={"hidden_size": 128, "num_attention_heads": 4}))
     assert (config.hidden_size, config.num_attention_heads, config.num_hidden_layers) == (128, 4, 4)
 
 
 @pytest.mark.parametrize("size", sizes.SIZES)
 def test_sizes(size):
-    config = BertSettings(size=size, dropout=0.3, vocab_size=77).make_config()
+    config = BERT.make_config(BertSettings(size=size, dropout=0.3, vocab_size=77))
     assert (config.num_hidden_layers, config.hidden_size) == sizes.SIZES[size]
     assert config.num_attention_heads == {128: 4, 256: 4, 512: 8, 768: 12, 1024: 16}[config.hidden_size]
     assert config.intermediate_size == 4 * config.hidden_size
@@ -210,30 +210,30 @@ def test_what_goes_with_the_width():
     """The learning rate falls with it, and the variance of the weights too; what is given goes before."""
     settings = {size: BertSettings(size=size) for size in sizes.SIZES}
     assert {own.learning_rate * sizes.SIZES[size][1] for size, own in settings.items()} == {0.256}
-    variances = {size: own.make_config().initializer_range ** 2 for size, own in settings.items()}
+    variances = {size: BERT.make_config(own).initializer_range ** 2 for size, own in settings.items()}
     assert [variance * sizes.SIZES[size][1] for size, variance in variances.items()] == pytest.approx(
         [0.02**2 * 768] * 6
     )
     given = BertSettings(size="small", learning_rate=0.1, config={"initializer_range": 0.5})
-    assert (given.learning_rate, given.make_config().initializer_range) == (0.1, 0.5)
+    assert (given.learning_rate, BERT.make_config(given).initializer_range) == (0.1, 0.5)
 
 
 def test_the_tokenizer_has_its_say_in_the_configuration(tokenizer):
-    config = BertSettings(vocab_size=5_000).make_config(tokenizer)
+    config = BERT.make_config(BertSettings(vocab_size=5_000), tokenizer)
     assert config.vocab_size == len(tokenizer)
     assert (config.pad_token_id, config.sep_token_id) == (tokenizer.pad_token_id, tokenizer.sep_token_id)
     # A vocabulary may be padded.
-    assert BertSettings(config={"vocab_size": 128}).make_config(tokenizer).vocab_size == 128
+    assert BERT.make_config(BertSettings(config={"vocab_size": 128}), tokenizer).vocab_size == 128
 
 
 def test_positions_must_reach():
     with pytest.raises(
         ValueError, match=r"`max_length` \(600\) is more than `max_position_embeddings` \(512\)"
     ) as raised:
-        BertSettings(max_length=600).make_config()
+        BERT.make_config(BertSettings(max_length=600))
     assert "max_position_embeddings=600" in str(raised.value)
     given = {"max_position_embeddings": 600}
-    assert BertSettings(max_length=600, config=given).make_config().max_position_embeddings == 600
+    assert BERT.make_config(BertSettings(max_length=600, config=given)).max_position_embeddings == 600
 
 
 def test_settings_are_kept_with_the_results(pretrain, tmp_path):
@@ -248,6 +248,6 @@ def test_rate_and_initial_weights_follow_the_width_wherever_it_is_set():
     by_field = BertSettings(size="tiny", config={"hidden_size": 256})
     narrower = BertSettings(size="tiny")
     assert by_size.learning_rate == by_field.learning_rate == narrower.learning_rate / 2
-    ranges = [settings.make_config().initializer_range for settings in (by_size, by_field, narrower)]
+    ranges = [BERT.make_config(settings).initializer_range for settings in (by_size, by_field, narrower)]
     assert ranges[0] == ranges[1] == pytest.approx(ranges[2] / 2**0.5)
-    assert BertSettings(size="base").make_config().initializer_range == 0.02
+    assert BERT.make_config(BertSettings(size="base")).initializer_range == 0.02

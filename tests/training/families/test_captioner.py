@@ -47,7 +47,7 @@ def test_an_epoch_is_a_function_of_seed_and_number():
     assert len({tuple(order) for order in orders}) == 3
     assert make_examples(captions).in_order().order.tolist() == list(range(40))
     for index in (-1, 40):
-        with pytest.raises(IndexError, match=f"example {index} of 40"):
+        with pytest.raises(IndexError, match=f"the epoch has 40 examples and no example {index}"):
             make_examples(captions).epoch(0)[index]
 
 
@@ -108,7 +108,7 @@ def figures(monkeypatch):
             return predictions
 
         monkeypatch.setattr(captioner, "generate_texts", generate)
-        tried = CAPTIONER.try_out(settings, None, processor, make_rows(references))
+        tried = CAPTIONER.sample_outputs(settings, None, processor, make_rows(references))
         assert sum(sizes) == len(predictions)
         assert max(sizes) == 2
         assert [row["prediction"] for row in tried["generated"]] == predictions

@@ -13,9 +13,9 @@ from transformers import (
 from regard.configuration.recurrent import ALIGNMENT_NAMES, RNN_TYPES
 from regard.training.builtin.glyphs import load_glyphs
 from regard.training.families import captioner
-from regard.training.families.base import train
 from regard.training.families.captioner import CAPTIONER, CaptionerSettings
 from regard.training.families.evaluate import evaluate_model
+from regard.training.families.train import train
 from regard.training.loop.loop import Loop
 from tests.support.captions import CAPTIONS, SIZED, TINY, write_images
 
@@ -161,7 +161,7 @@ def test_eight_glyphs_are_learned_by_heart(decoder_type, caption, tmp_path):
     rows = ({"file_name": f"{number}.png", "text": text} for number, text in enumerate(captions))
     (tmp_path / "eight" / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
     own = {"data": [str(tmp_path / "eight")], "validation": str(tmp_path / "eight"), "image_size": 32}
-    own |= {"max_length": 16, "batch_size": 8, "steps": 100, "learning_rate": 0.01, "dropout": 0.0}
+    own |= {"max_length": 16, "batch_size": 8, "steps": 75, "learning_rate": 0.01, "dropout": 0.0}
     own |= {"evaluate_every": 0, "save_every": 0, "decoder_type": decoder_type}
     results = caption(tmp_path / "run", **own, config={"hidden_size": 64, "intermediate_size": 96})
     assert results["metrics"]["exact_match"] == results["metrics"]["token_accuracy"] == 1

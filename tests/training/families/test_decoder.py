@@ -17,7 +17,7 @@ from regard.training.families import decoder
 from regard.training.families.decoder import DECODER, DecoderObjective, DecoderSettings, continue_texts
 from regard.training.reading import text
 from regard.training.reading.text import load_split
-from tests.support.decoding import TINY_MODEL, blocks_of, figures, make_model
+from tests.support.decoding import TINY_MODEL, chunks_of, figures, make_model
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def make_objective(texts, byte_level):
     """A task on the session's texts, its last three documents held out."""
 
     def make(length: int = 24) -> DecoderObjective:
-        parts = (blocks_of(part, byte_level, length) for part in (texts[:-3], texts[-3:]))
+        parts = (chunks_of(part, byte_level, length) for part in (texts[:-3], texts[-3:]))
         return DecoderObjective(*parts, byte_level.pad_token_id, len(byte_level))
 
     return make
@@ -46,10 +46,10 @@ def test_figures_against_a_count_by_hand(make_objective, texts, byte_level, leng
     task, model = make_objective(length), make_model(byte_level)
     sums, metrics = figures(task, model, batch_size)
 
-    counts = collections.Counter(id_ for row in blocks_of(texts[:-3], byte_level).corpus["ids"] for id_ in row)
+    counts = collections.Counter(id_ for row in chunks_of(texts[:-3], byte_level).corpus["ids"] for id_ in row)
     most_frequent, _ = counts.most_common(1)[0]
     smoothed = counts.total() + len(byte_level)
-    ids = [id_ for row in blocks_of(texts[-3:], byte_level).corpus["ids"] for id_ in row]
+    ids = [id_ for row in chunks_of(texts[-3:], byte_level).corpus["ids"] for id_ in row]
     loss = unigram = right = most_frequent_right = predicted = 0.0
     for start in range(0, len(ids), length):
         block = ids[start : start + length]
@@ -84,7 +84,7 @@ def test_a_uniform_model_is_as_perplexed_as_there_are_tokens(make_objective, byt
 
 
 def test_a_token_that_was_never_trained_on_has_a_unigram_probability(byte_level):
-    task = DecoderObjective(blocks_of(["a" * 50], byte_level), blocks_of(["b" * 50], byte_level), 0, len(byte_level))
+    task = DecoderObjective(chunks_of(["a" * 50], byte_level), chunks_of(["b" * 50], byte_level), 0, len(byte_level))
     _, metrics = figures(task, make_model(byte_level))
     assert math.isfinite(metrics["perplexity_unigram"])
     assert metrics["perplexity_unigram"] > len(byte_level)
@@ -121,9 +121,9 @@ def test_the_loss_is_a_share_of_the_mean_over_the_count(make_objective, byte_lev
 def test_which_blocks_are_trained_on_and_which_are_held_out(make_objective, texts, byte_level):
     task = make_objective()
     held_out = [task.held_out()[index].tolist() for index in range(len(task.held_out()))]
-    expected = blocks_of(texts[-3:], byte_level).in_order()
+    expected = chunks_of(texts[-3:], byte_level).in_order()
     assert held_out == [expected[index].tolist() for index in range(len(expected))]
-    trained, expected = task.epoch(3), blocks_of(texts[:-3], byte_level).epoch(3)
+    trained, expected = task.epoch(3), chunks_of(texts[:-3], byte_level).epoch(3)
     assert [block.tolist() for block in map(trained.__getitem__, range(len(trained)))] == [
         expected[index].tolist() for index in range(len(expected))
     ]
@@ -135,13 +135,13 @@ def test_which_blocks_are_trained_on_and_which_are_held_out(make_objective, text
 def test_the_configuration_has_the_ids_of_the_tokenizer(byte_level):
     other = copy.deepcopy(byte_level)
     other.pad_token, other.bos_token, other.eos_token = "a", "b", "c"
-    config = DecoderSettings(vocab_size=999).make_config(other)
+    config = DECODER.make_config(DecoderSettings(vocab_size=999), other)
     ids = [config.pad_token_id, config.bos_token_id, config.eos_token_id]
     assert ids == other.convert_tokens_to_ids(["a", "b", "c"])
     assert config.vocab_size == len(other) == 300
     other.bos_token = None
-    assert DecoderSettings().make_config(other).bos_token_id is None
-    assert DecoderSettings(vocab_size=999).make_config().vocab_size == 999
+    assert DECODER.make_config(DecoderSettings(), other).bos_token_id is None
+    assert DECODER.make_config(DecoderSettings(vocab_size=999)).vocab_size == 999
 
 
 @pytest.mark.parametrize(("documents", "expected"), [(3, 3), (9, 5)])

@@ -10,11 +10,11 @@ from accelerate.state import AcceleratorState
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from regard.modeling.decoder import RegardDecoderForCausalLM
-from regard.training.families.base import train
 from regard.training.families.decoder import DECODER, DecoderObjective, DecoderSettings
+from regard.training.families.train import train
 from regard.training.loop.loop import Loop
 from regard.training.reading.text import load_split
-from tests.support.decoding import TINY, blocks_of, figures
+from tests.support.decoding import TINY, chunks_of, figures
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_the_figures_are_those_of_the_saved_model(ended):
     model = AutoModelForCausalLM.from_pretrained(folder / "model").eval()
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     train_part, held_out = load_split(DecoderSettings(**results["settings"]))
-    parts = (blocks_of(part["text"], tokenizer) for part in (train_part, held_out))
+    parts = (chunks_of(part["text"], tokenizer) for part in (train_part, held_out))
     _, metrics = figures(DecoderObjective(*parts, tokenizer.pad_token_id, len(tokenizer)), model)
     assert results["metrics"] == pytest.approx(metrics, rel=1e-5)
 

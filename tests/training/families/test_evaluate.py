@@ -152,7 +152,7 @@ def test_there_is_no_model(tmp_path):
 
 def test_a_model_by_itself_needs_data(run):
     model = run / "model"
-    refused(f"`model` ({model}) is no run, whose held-out data is known: name `data`", model)
+    refused(f"`model` ({model}) is not a run, so it has no held-out data: name `data`", model)
 
 
 @pytest.mark.parametrize("model_type", ["bert", "regard_unknown", "recurrent"])

@@ -18,7 +18,9 @@ from regard.training.families import seq2seq
 from regard.training.families.seq2seq import RECURRENT, TRANSFORMER, PairSettings
 from regard.training.families.seq2seq_objective import Seq2SeqObjective, target_sums
 from regard.training.generation.generate import generate_texts
-from regard.training.loop.loop import Loop, evaluate, make_accelerator
+from regard.training.loop.launch import make_accelerator
+from regard.training.loop.loop import Loop
+from regard.training.loop.objective import evaluate
 from regard.training.run.settings import TrainingSettings
 
 FAMILIES = {"transformer": TRANSFORMER, "recurrent": RECURRENT}
@@ -308,7 +310,7 @@ def test_a_run_that_is_killed_ends_as_one_that_is_not(family, train_pairs, tmp_p
 def test_eight_pairs_are_learned_by_heart(family, given, train_pairs, write_pairs, tmp_path):
     words = "ab cde fg hij bc a ef gh".split()
     eight = write_pairs("eight", [(f"{word} no. {number}", word[::-1]) for number, word in enumerate(words)])
-    own = {"dropout": 0.0, "learning_rate": 0.01, "steps": 120, "evaluate_every": 0, "save_every": 0, "max_length": 20}
+    own = {"dropout": 0.0, "learning_rate": 0.01, "steps": 95, "evaluate_every": 0, "save_every": 0, "max_length": 20}
     results = train_pairs(family, tmp_path / "run", data=[eight], validation=eight, **own, **given)
     assert results["metrics"]["exact_match"] == results["metrics"]["token_accuracy"] == 1
     assert results["metrics"]["chrf"] == pytest.approx(100)
@@ -368,7 +370,7 @@ def test_generation_is_shown_what_training_is(monkeypatch):
         return ["a"] * 4
 
     monkeypatch.setattr(seq2seq, "generate_texts", watched)
-    RECURRENT.try_out(small_settings("recurrent", batch_size=2, max_length=20), None, characters, pairs)
+    RECURRENT.sample_outputs(small_settings("recurrent", batch_size=2, max_length=20), None, characters, pairs)
     assert [batch.keys() for batch in shown] == [{"input_ids", "attention_mask"}] * 2
     rows = [
         ids[mask.bool()].tolist()

@@ -1,11 +1,14 @@
 """Every setting of a run on pairs does what it says."""
 
 import dataclasses
+import json
+from functools import cache
 
 import pytest
 import torch
 
-from regard.training.families import seq2seq, sizes
+from regard.training.families import seq2seq
+from regard.training.families import settings as sizes
 from regard.training.families.seq2seq import RECURRENT, TRANSFORMER, PairSettings, RecurrentSettings
 from regard.training.run.settings import TrainingSettings
 
@@ -46,15 +49,24 @@ def test_no_setting_is_forgotten():
     assert own_fields(RecurrentSettings) - own_fields(PairSettings) == {"alignment", "rnn_type"}
 
 
+@pytest.fixture(scope="module")
+def learned(train_pairs, tmp_path_factory, weights_of):
+    """Returns the weights after two steps with some settings; the same settings are trained with once."""
+
+    @cache
+    def train(given: str) -> dict:
+        folder = tmp_path_factory.mktemp("runs") / "run"
+        train_pairs("recurrent", folder, **{"steps": 2, "learning_rate": 0.01, **json.loads(given)})
+        return weights_of(folder)
+
+    return lambda given: train(json.dumps(given))
+
+
 @pytest.mark.parametrize("name", CHANGE_THE_WEIGHTS)
-def test_settings_that_change_what_is_learned(name, train_pairs, tmp_path, weights_of):
-    changed = CHANGE_THE_WEIGHTS[name]
+def test_settings_that_change_what_is_learned(name, learned):
     # A vocabulary's size is that of pieces.
     base = {"units": "pieces"} if name == "vocab_size" else {}
-    both = []
-    for number, given in enumerate((base, changed)):
-        train_pairs("recurrent", tmp_path / str(number), **{"steps": 2, "learning_rate": 0.01, **given})
-        both.append(weights_of(tmp_path / str(number)))
+    both = [learned(base), learned(CHANGE_THE_WEIGHTS[name])]
     assert both[0].keys() != both[1].keys() or any(
         both[0][key].shape != both[1][key].shape or not torch.equal(both[0][key], both[1][key]) for key in both[0]
     )

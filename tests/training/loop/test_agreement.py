@@ -8,8 +8,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from regard.training.families.base import train
 from regard.training.families.bert import BERT
+from regard.training.families.train import train
 from regard.training.loop import loop
 from regard.training.loop.loop import Loop
 from regard.training.run.checkpoints import list_checkpoints

@@ -14,8 +14,8 @@ from accelerate.state import AcceleratorState
 from PIL import Image
 from transformers import AutoModelForCausalLM
 
-from regard.training.families.base import train
 from regard.training.families.registry import TRAINABLE
+from regard.training.families.train import train
 
 ROOT = Path(__file__).parents[3]
 # The last held-out batch is smaller than the others, and there is an odd number of them.

@@ -14,7 +14,8 @@ from torch import nn
 
 from regard.training.families.bert import BertSettings
 from regard.training.loop import loop
-from regard.training.loop.loop import Loop, make_accelerator, make_optimizer, steps_per_epoch
+from regard.training.loop.launch import make_accelerator
+from regard.training.loop.loop import Loop, make_optimizer, steps_per_epoch
 from regard.training.loop.schedule import learning_rate_factor
 
 # No schedule, no decay, no dropout: what is left is the gradient.
@@ -84,8 +85,8 @@ def test_every_example_is_in_one_part_whoever_computes_it():
     def parts(process: int, processes: int, first_step: int) -> list[range]:
         device = SimpleNamespace(type="cpu")
         accelerator = SimpleNamespace(process_index=process, num_processes=processes, device=device)
-        task = SimpleNamespace(collate=list)
-        stub = SimpleNamespace(settings=settings, accelerator=accelerator, task=task)
+        objective = SimpleNamespace(collate=list)
+        stub = SimpleNamespace(settings=settings, accelerator=accelerator, objective=objective)
         return list(Loop._loader(stub, range(100), first_step, steps=5, workers=0))
 
     for processes in (1, 2, 3):

@@ -208,12 +208,12 @@ def test_evaluations_that_are_not_finite(pretrain, tmp_path, monkeypatch, caplog
 
 def test_a_watch_looks_once():
     watch = StepWatch()
-    assert watch.look() == []
+    assert watch.skipped_steps() == []
     places = [Place(step, 0, 0, 1) for step in range(1, 4)]
     for place, skipped in zip(places, [True, False, True], strict=True):
         watch.note(place, torch.tensor(skipped))
-    assert watch.look() == [places[0], places[2]]
-    assert watch.look() == []
+    assert watch.skipped_steps() == [places[0], places[2]]
+    assert watch.skipped_steps() == []
 
 
 def test_weights_are_looked_through():

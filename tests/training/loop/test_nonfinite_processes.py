@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.training.families.base import train
 from regard.training.families.bert import BERT, BertObjective
+from regard.training.families.train import train
 from regard.training.loop.loop import Loop
 from regard.training.run.checkpoints import list_checkpoints
 from tests.support.forked import fork
+from tests.support.thorough import slow_except
 from tests.training.conftest import TINY
 
 # One step may be left out, and two are spoilt: each in the first part of the second process's share.
@@ -90,8 +91,11 @@ def work(folder, settings: dict, spoil) -> tuple[str, dict[int, bool]]:
     return "ended", changed
 
 
-@pytest.mark.parametrize("sharding", ["none", "fsdp"])
-@pytest.mark.parametrize("spoil", [of_the_loss, of_the_loss_alone, of_the_gradient, of_the_gradient_of_one_token])
+SPOILERS = [of_the_loss, of_the_loss_alone, of_the_gradient, of_the_gradient_of_one_token]
+SHARDED = [(spoil, sharding) for spoil in SPOILERS for sharding in ("none", "fsdp")]
+
+
+@pytest.mark.parametrize(("spoil", "sharding"), slow_except([*SHARDED[::2], (of_the_gradient, "fsdp")], SHARDED))
 def test_all_processes_leave_it_out_or_stop(corpus_folder, tmp_path, history_of, sharding, spoil):
     settings = {**SETTINGS, "data": [corpus_folder], "sharding": sharding}
     told = fork(lambda: work(tmp_path / "run", settings, spoil), 2, patience=200)

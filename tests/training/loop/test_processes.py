@@ -81,8 +81,8 @@ def test_every_held_out_example_counts_once(pretrain, tmp_path, monkeypatch, pro
             totals[name] = totals.get(name, 0) + value
         return {"masked_loss": 1.0}
 
-    metrics = loop.task.metrics
-    monkeypatch.setattr(loop.task, "metrics", add)
+    metrics = loop.objective.metrics
+    monkeypatch.setattr(loop.objective, "metrics", add)
     for index in range(processes):
         loop.accelerator = Share(loop.accelerator, index, processes)
         loop.evaluate()

@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from accelerate.state import AcceleratorState
 
+from regard.training.families.bert import BERT
+from regard.training.families.train import train
 from regard.training.loop.loop import Loop
 from regard.training.run.checkpoints import list_checkpoints
+from tests.support.forked import fork
 
 ROOT = Path(__file__).parents[3]
 SETTINGS = {
@@ -23,45 +27,33 @@ SETTINGS = {
     "evaluate_every": 0,
     "save_every": 2,
 }
-pytestmark = pytest.mark.slow
-
-# Ends all processes after the fifth step, as if the machine had failed.
-SCRIPT = """
-import os, sys, yaml
-from regard.training.families.bert import BERT
-from regard.training.families.base import train
-from regard.training.loop.loop import Loop
-
-output, settings, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
-whole = Loop._step
-def until(self, *args):
-    result = whole(self, *args)
-    if self.progress.step == last:
-        self.accelerator.wait_for_everyone()
-        os._exit(9)
-    return result
-Loop._step = until
-train(BERT, output, yaml.safe_load(open(settings)), resume=True)
-"""
 
 
 class Killed(BaseException):
     """What no code catches."""
 
 
-@pytest.fixture
-def launch(tmp_path):
-    """Runs, or goes on with, a run in two processes."""
-    (tmp_path / "script.py").write_text(SCRIPT)
+def launch(folder: Path, settings: dict, last: int | None = None) -> None:
+    """Runs, or goes on with, a run in two processes; after the last step both end as if the machine had failed."""
 
-    def start(folder: Path, settings: dict, last: int = -1) -> int:
-        (tmp_path / "settings.yaml").write_text(yaml.safe_dump(settings))
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        command += [str(tmp_path / "script.py"), str(folder), str(tmp_path / "settings.yaml"), str(last)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        return subprocess.run(command, cwd=ROOT, env=environment, check=False, capture_output=True).returncode
+    def work() -> None:
+        torch.set_num_threads(1)
+        # That of the test's own process, which trained alone.
+        AcceleratorState._reset_state(reset_partial_state=True)
+        whole = Loop._step
 
-    return start
+        def until(self, *args):
+            result = whole(self, *args)
+            if self.progress.step == last:
+                self.accelerator.wait_for_everyone()
+                os._exit(9)
+            return result
+
+        Loop._step = until
+        train(BERT, folder, settings, resume=True)
+
+    told = fork(work, 2, killed=0 if last is None else 2, patience=120)
+    assert told == ({0: None, 1: None} if last is None else {})
 
 
 def names_of(folder: Path) -> list[str]:
@@ -91,7 +83,7 @@ def close(weights: dict, others: dict) -> bool:
     return all(torch.allclose(weights[name], others[name], rtol=0, atol=1e-5) for name in weights)
 
 
-def test_from_one_process_to_two_and_back(pretrain, tmp_path, weights_of, launch):
+def test_from_one_process_to_two_and_back(pretrain, tmp_path, weights_of):
     """The batches are the same ones, so the weights differ by rounding alone."""
     straight = pretrain(tmp_path / "straight", **SETTINGS)
     expected = weights_of(tmp_path / "straight")
@@ -99,28 +91,28 @@ def test_from_one_process_to_two_and_back(pretrain, tmp_path, weights_of, launch
 
     begin_alone(pretrain, tmp_path / "more", SETTINGS)
     assert names_of(tmp_path / "more") == ["step-2", "step-4"]
-    assert launch(tmp_path / "more", settings) == 0
+    launch(tmp_path / "more", settings)
     assert close(weights_of(tmp_path / "more"), expected)
 
-    assert launch(tmp_path / "fewer", settings, last=5) != 0
+    launch(tmp_path / "fewer", settings, last=5)
     assert names_of(tmp_path / "fewer") == ["step-2", "step-4"]
     resumed = pretrain(tmp_path / "fewer", resume=True, **SETTINGS)
     assert (resumed["processes"], resumed["tokens"]) == (1, straight["tokens"])
     assert close(weights_of(tmp_path / "fewer"), expected)
 
 
-def test_two_processes_go_on_to_the_bit(pretrain, tmp_path, weights_of, launch):
+def test_two_processes_go_on_to_the_bit(pretrain, tmp_path, weights_of):
     """Each with the dropout that it would have had."""
     settings = {**pretrain(tmp_path / "one", steps=1)["settings"], **SETTINGS, "dropout": 0.2}
-    assert launch(tmp_path / "straight", settings) == 0
-    assert launch(tmp_path / "cut", settings, last=5) != 0
+    launch(tmp_path / "straight", settings)
+    launch(tmp_path / "cut", settings, last=5)
     assert names_of(tmp_path / "cut") == ["step-2", "step-4"]
-    assert launch(tmp_path / "cut", settings) == 0
+    launch(tmp_path / "cut", settings)
     weights, expected = weights_of(tmp_path / "cut"), weights_of(tmp_path / "straight")
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
     # Dropout does something here, and with another number of processes something else.
     begin_alone(pretrain, tmp_path / "more", {**SETTINGS, "dropout": 0.2})
-    assert launch(tmp_path / "more", settings) == 0
+    launch(tmp_path / "more", settings)
     assert not close(weights_of(tmp_path / "more"), expected)
 
 
@@ -129,6 +121,7 @@ def workers_of(launcher: int) -> list[int]:
     return [int(child) for child in children if b"regard" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to_all", [False, True])
 def test_a_signal_stops_all_processes_at_the_same_step(pretrain, tmp_path, to_all):
     """Be it to one of them alone, or to the launcher, which passes it on."""

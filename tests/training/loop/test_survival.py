@@ -18,10 +18,12 @@ from accelerate.utils import other
 from safetensors import SafetensorError
 from transformers import modeling_utils
 
-from regard.training.families import base as family
+from regard.training.families import train
+from regard.training.loop.keeper import Keeper
 from regard.training.loop.loop import Loop
 from regard.training.run import checkpoints, files
 from regard.training.run.checkpoints import last_whole_checkpoint, list_checkpoints
+from tests.support.thorough import slow_except
 
 ROOT = Path(__file__).parents[3]
 
@@ -70,17 +72,18 @@ def same_as_straight(straight, weights_of, history_of):
 class Lines:
     """Counts the lines that the code of a run passes once it may write, and kills it at one of them."""
 
-    FILES = [str(ROOT / "training" / f"{name}.py") for name in "checkpoints family files loop origin run".split()]
+    NAMES = "families/train loop/keeper loop/loop run/checkpoints run/files run/fingerprint run/folder".split()
+    FILES = [str(ROOT / "training" / f"{name}.py") for name in NAMES]
 
     def __init__(self, patch, last: int | None = None) -> None:
         self.seen, self._last = 0, last
-        prepare = family._prepare
+        prepare = train._prepare
 
         def traced(*args):
             sys.settrace(self._call)
             return prepare(*args)
 
-        patch.setattr(family, "_prepare", traced)
+        patch.setattr(train, "_prepare", traced)
 
     def _call(self, frame, event, argument):
         return self._line if frame.f_code.co_filename in self.FILES else None
@@ -218,7 +221,7 @@ def test_killed_at_each_operation_on_the_disk(pretrain, tmp_path, same_as_straig
 def test_a_torn_line_of_the_history(pretrain, tmp_path, same_as_straight):
     folder = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Loop, "_load_best", lambda self: 1 / 0)
+        patch.setattr(Keeper, "load_best", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             pretrain(folder, **SETTINGS)
     with (folder / "history.jsonl").open("a") as file:
@@ -268,10 +271,14 @@ def failures_of_a_full_disk() -> list:
     ]
 
 
-@pytest.mark.parametrize("error", failures_of_a_full_disk(), ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("last", [False, True])
-def test_each_write_of_a_save_can_fail(pretrain, tmp_path, same_as_straight, error, last):
+# With every change one error for each half of the writes.
+FAILING = [(number, last) for number in range(3) for last in (False, True)]
+
+
+@pytest.mark.parametrize(("number", "last"), slow_except([(0, False), (1, True)], FAILING))
+def test_each_write_of_a_save_can_fail(pretrain, tmp_path, same_as_straight, number, last):
     """The earlier checkpoint stands, what is half written is removed, and one line tells both."""
+    error = failures_of_a_full_disk()[number]
     done = operations(pretrain, tmp_path / "whole", only=of_the_second_save)
     writes = [number for number, (name, path) in enumerate(done, start=1) if "partial-4" in path and name != "replace"]
     names = [done[number - 1][0] for number in writes]
@@ -389,7 +396,7 @@ def test_a_checkpoint_runs_no_code(pretrain, tmp_path, name, how):
     """Not even one whose checksums are right."""
     folder, mark = tmp_path / "run", tmp_path / "mark"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(family, "_save", lambda *args: 1 / 0)
+        patch.setattr(train, "_save", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             pretrain(folder, **SETTINGS)
     checkpoint = folder / "checkpoints" / "step-4"
@@ -411,7 +418,7 @@ def test_a_checkpoint_runs_no_code(pretrain, tmp_path, name, how):
 def test_a_checkpoint_of_other_processes_is_told_of(pretrain, tmp_path, caplog):
     folder = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(family, "_save", lambda *args: 1 / 0)
+        patch.setattr(train, "_save", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             pretrain(folder, **SETTINGS)
     checkpoint = folder / "checkpoints" / "step-4"

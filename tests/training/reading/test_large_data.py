@@ -3,8 +3,6 @@
 import json
 import os
 import random
-import subprocess
-import sys
 import threading
 import tracemalloc
 from collections.abc import Callable
@@ -21,6 +19,7 @@ from regard.training.examples import sentence_pairs as pairs
 from regard.training.examples import tokenized as corpus
 from regard.training.examples.sentence_pairs import SentenceIndex, plan_pairs, plan_segments
 from regard.training.examples.tokenized import tokenize_documents, tokenize_texts
+from tests.support.fresh import run_python
 from tests.training.conftest import make_texts
 
 # Reading
@@ -79,8 +78,7 @@ def measure_reading(kinds: list[str]) -> None:
 def test_reading_holds_no_more_of_a_larger_corpus(tmp_path):
     kinds = ["lines", "files", "jsonl"]
     code = f"from tests.training.reading.test_large_data import measure_reading; measure_reading({kinds!r})"
-    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": os.getcwd()}
-    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    ran = run_python(code, tmp_path)
     assert ran.returncode == 0, ran.stderr
     peaks = json.loads(ran.stdout)
     assert list(peaks) == kinds

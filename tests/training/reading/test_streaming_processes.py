@@ -9,12 +9,13 @@ import datasets
 import pytest
 import torch
 
-from regard.training.families.base import train
 from regard.training.families.decoder import DECODER
+from regard.training.families.train import train
 from regard.training.loop.loop import Loop
 from regard.training.reading import tables
 from tests.support.decoding import TINY
 from tests.support.forked import fork
+from tests.support.thorough import slow_except
 from tests.training.conftest import make_texts
 
 TEXTS = make_texts(24, 5)
@@ -62,7 +63,7 @@ def rows_by_step(told: dict[int, dict]) -> dict[int, Counter]:
     return {step: sum((Counter(each["rows"][step]) for each in told.values()), Counter()) for step in steps}
 
 
-@pytest.fixture(params=[1, 2, 3])
+@pytest.fixture(params=slow_except([3], [1, 2, 3]))
 def hub(request, tmp_path, monkeypatch):
     """Stands in for the Hub, with a data set of some shards."""
     files, share = [], len(TEXTS) // request.param

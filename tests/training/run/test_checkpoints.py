@@ -2,11 +2,8 @@
 
 import itertools
 import logging
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ from safetensors import safe_open
 from regard.training.loop.loop import Loop
 from regard.training.run import files
 from regard.training.run.checkpoints import last_whole_checkpoint, list_checkpoints
+from tests.support.fresh import run_python
 
 ROOT = Path(__file__).parents[3]
 
@@ -102,11 +100,11 @@ def test_killed_again_and_again(pretrain, tmp_path, same_as_straight):
 @pytest.mark.parametrize(
     "moment",
     [
-        "regard.training.families.base.Loop.__init__",
+        "regard.training.families.train.Loop.__init__",
         "regard.training.loop.loop.Loop._train",
         "regard.training.loop.loop.Loop.evaluate",
         "regard.training.families.bert.fill_examples",
-        "regard.training.families.base.save_results",
+        "regard.training.families.train.save_results",
     ],
 )
 def test_killed_at_other_moments(pretrain, tmp_path, same_as_straight, moment):
@@ -212,7 +210,7 @@ def test_the_disk_is_full(pretrain, tmp_path, same_as_straight):
 KILLED = """
 import os, signal, sys, yaml
 from regard.training.families.bert import BERT
-from regard.training.families.base import train
+from regard.training.families.train import train
 from regard.training.loop.loop import Loop
 
 whole = Loop._step
@@ -226,12 +224,9 @@ train(BERT, sys.argv[1], yaml.safe_load(sys.argv[2]))
 """
 
 
-@pytest.mark.slow
 def test_a_process_that_is_really_killed(straight, pretrain, tmp_path, same_as_straight):
     settings = (straight[0] / "settings.yaml").read_text().replace("family: bert\n", "")
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "run"), settings]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    assert subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode == -signal.SIGKILL
+    assert run_python(KILLED, ROOT, str(tmp_path / "run"), settings).returncode == -signal.SIGKILL
     assert [path.name for path in list_checkpoints(tmp_path / "run" / "checkpoints")] == ["step-2", "step-4"]
     same_as_straight(tmp_path / "run", pretrain(tmp_path / "run", resume=True))
 

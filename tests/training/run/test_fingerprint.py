@@ -12,11 +12,10 @@ import torch
 from PIL import Image
 from transformers import BertConfig
 
-from regard.training.families import base as family
 from regard.training.loop.loop import Loop
-from regard.training.run import fingerprint as origin
+from regard.training.run import fingerprint
 from regard.training.run.checkpoints import list_checkpoints
-from regard.training.run.fingerprint import changes, describe_folder, describe_origin, describe_rows, version_changes
+from regard.training.run.fingerprint import RunFingerprint, describe_folder, describe_rows
 
 SETTINGS = {"steps": 5, "save_every": 2, "evaluate_every": 0, "log_every": 1}
 
@@ -110,15 +109,16 @@ def test_another_model_is_refused_unless_accepted(pretrain, begun, data):
 
 def test_other_settings_that_are_accepted_hold_from_then_on(pretrain, begun, data, caplog):
     other = {**SETTINGS, "steps": 6, "learning_rate": 0.25}
-    with pytest.raises(ValueError, match=r"other settings \(`accept_changes` lets it\): `steps` was 5, not 6"):
+    with pytest.raises(
+        ValueError, match=r"other settings \(`accept_changes` lets it\): `learning_rate` was .*; `steps` was 5, not 6"
+    ):
         pretrain(begun, resume=True, data=[str(data)], **other)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Loop, "run", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             pretrain(begun, resume=True, accept_changes=True, data=[str(data)], **other)
-    assert (
-        "goes on from step 2 with what it did not begin with: `steps` was 5, not 6; `learning_rate` was" in caplog.text
-    )
+    assert "goes on from step 2 with what it did not begin with: `learning_rate` was" in caplog.text
+    assert "; `steps` was 5, not 6" in caplog.text
     # Now they are the run's settings, and need not be accepted again.
     results = pretrain(begun, resume=True, data=[str(data)], **other)
     assert (results["step"], results["settings"]["learning_rate"]) == (6, 0.25)
@@ -149,7 +149,7 @@ def test_settings_are_not_changed_before_that_is_recorded(pretrain, begun, data)
         raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(family, "save_origin", kill)
+        patch.setattr(RunFingerprint, "save", kill)
         with pytest.raises(Killed):
             pretrain(begun, resume=True, accept_changes=True, data=[str(data)], **{**SETTINGS, "steps": 6})
     assert (begun / "settings.yaml").read_bytes() == before
@@ -229,7 +229,7 @@ def test_where_one_text_ends_matters():
 
 
 def test_of_many_rows_some_are_looked_at(monkeypatch):
-    monkeypatch.setattr(origin, "ROWS_LOOKED_AT", 10)
+    monkeypatch.setattr(fingerprint, "SAMPLED_ROWS", 10)
     texts = [str(number) for number in range(95)]
     found = describe_rows(rows_of(text=texts))
     changed = {
@@ -268,9 +268,9 @@ def test_a_folder_is_known_by_its_files(tmp_path):
 
 def test_the_held_out_data_is_told_apart(tmp_path):
     rows, held_out = rows_of(text=["a", "b", "c"]), rows_of(text=["d", "e"])
-    begun = describe_origin(rows, held_out, tmp_path, BertConfig())
-    now = describe_origin(rows, rows_of(text=["d", "f"]), tmp_path, BertConfig())
-    assert changes(begun, now) == ["the held-out data has the same number of rows (2), but others"]
+    begun = RunFingerprint.take(rows, held_out, tmp_path, BertConfig())
+    now = RunFingerprint.take(rows, rows_of(text=["d", "f"]), tmp_path, BertConfig())
+    assert begun.changes(now) == ["the held-out data has the same number of rows (2), but others"]
 
 
 def test_what_differs_is_named():
@@ -282,13 +282,14 @@ def test_what_differs_is_named():
         "versions": {"torch": "2"},
     }
     now = json.loads(json.dumps(begun))
-    assert changes(begun, now) == version_changes(begun, now) == []
+    before, same = RunFingerprint(**begun), RunFingerprint(**now)
+    assert before.changes(same) == before.version_changes(same) == []
     now["data"]["training"]["rows"] = 1001
     now["data"]["held-out"]["digest"] = "d"
     now["tokenizer"] = "e"
     now["model"] = {"hidden_size": 3, "new": None, "newer": 7}
     now["versions"] = {"torch": "3", "datasets": "5"}
-    assert changes(begun, now) == [
+    assert before.changes(RunFingerprint(**now)) == [
         "the training data had 1,000 rows, not 1,001",
         "the held-out data has the same number of rows (2), but others",
         "the tokenizer in the folder has been changed",
@@ -296,7 +297,7 @@ def test_what_differs_is_named():
         "the model's `hidden_size` was 768, not 3",
         "the model's `newer` was None, not 7",
     ]
-    assert version_changes(begun, now) == ["torch was 2, not 3", "datasets was None, not 5"]
+    assert before.version_changes(RunFingerprint(**now)) == ["torch was 2, not 3", "datasets was None, not 5"]
 
 
 def test_nothing_is_written_of_a_run_that_is_refused(pretrain, tmp_path, data):

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from regard.training.run.checkpoints import Progress, _read_progress, is_whole, list_checkpoints
-from regard.training.run.fingerprint import load_origin
+from regard.training.run.fingerprint import RunFingerprint
 from regard.training.run.folder import load_results
 from regard.training.run.settings_file import read_yaml
 
@@ -43,7 +43,9 @@ def test_results(tmp_path, content):
 @pytest.mark.parametrize("content", [*SPOILT, *ORIGINS])
 def test_origin(tmp_path, content):
     (tmp_path / "origin.json").write_bytes(content)
-    assert f"the run in {tmp_path} has an origin.json" in refused(load_origin, tmp_path).replace(" a o", " an o")
+    assert f"the run in {tmp_path} has an origin.json" in refused(RunFingerprint.load, tmp_path).replace(
+        " a o", " an o"
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +70,7 @@ def test_progress(tmp_path, content):
 
 def test_an_origin_that_is_whole(tmp_path):
     (tmp_path / "origin.json").write_text(json.dumps(WHOLE))
-    assert load_origin(tmp_path) == WHOLE
+    assert RunFingerprint.load(tmp_path) == RunFingerprint(**WHOLE)
 
 
 def test_progress_comes_back(tmp_path):

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import yaml
 
-from regard.training.families.bert import BertSettings
+from regard.training.families.bert import BERT, BertSettings
 from regard.training.run.settings import TrainingSettings, make_settings, to_dict
 from regard.training.run.settings_file import read_yaml
 
@@ -143,7 +143,9 @@ def test_the_limits_themselves_are_allowed(name, value):
 
 @pytest.mark.parametrize("given", [("steps", "epochs"), ("steps", "minutes"), ("epochs", "minutes")])
 def test_two_ends_of_a_run(given):
-    assert refusal(dict.fromkeys(given, 1)).startswith(f"`{given[0]}` and `{given[1]}` both tell how long to train")
+    assert refusal(dict.fromkeys(given, 1)).startswith(
+        f"`{given[0]}` and `{given[1]}` both give the length of the run"
+    )
 
 
 def test_choices_are_listed():
@@ -228,4 +230,4 @@ def test_a_width_beyond_any():
     """It is the configuration that says so, but the learning rate is computed from it before."""
     settings = make_settings(BertSettings, {"config": {"hidden_size": 10**400}})
     with pytest.raises(ValueError, match=r"`hidden_size` \(10+\) must be less than 2\*\*31"):
-        settings.make_config()
+        BERT.make_config(settings)

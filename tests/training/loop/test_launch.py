@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from regard.training.loop import distributed
-from regard.training.loop.loop import make_accelerator
+from regard.training.loop import launch
+from regard.training.loop.launch import make_accelerator
 from regard.training.run.settings import TrainingSettings
 from tests.support.forked import fork
 from tests.training.loop.test_distributed import free_port
@@ -16,13 +16,13 @@ from tests.training.loop.test_distributed import free_port
 
 @pytest.fixture
 def processes(monkeypatch):
-    """Has processes do some work, with little patience; see `fork`."""
-    monkeypatch.setattr(distributed, "PATIENCE", timedelta(seconds=4))
+    """Has processes do some work, with a short timeout; see `fork`."""
+    monkeypatch.setattr(launch, "TIMEOUT", timedelta(seconds=4))
     return fork
 
 
 def meet(**settings) -> str:
-    with distributed.meeting(TrainingSettings(**settings)):
+    with launch.rendezvous_check(TrainingSettings(**settings)):
         return "met"
 
 
@@ -39,14 +39,14 @@ def test_the_missing_are_named(processes):
     told = processes(meet, 4, ranks=[0, 2])
     assert told.keys() == {0, 2}
     for line in told.values():
-        assert line.startswith("ConnectionError: 2 of 4 processes did not come to 127.0.0.1:")
+        assert line.startswith("ConnectionError: 2 of 4 processes did not connect to 127.0.0.1:")
         assert "within 4 seconds: rank 1, 3;" in line
         assert "\n" not in line
 
 
 def test_a_wrong_port_is_told_on_both_sides(processes):
     told = processes(meet, 2, MASTER_PORT={1: str(free_port())})
-    assert "1 of 2 processes did not come" in told[0]
+    assert "1 of 2 processes did not connect" in told[0]
     assert ": rank 1;" in told[0]
     assert told[1].startswith("ConnectionError: process 1 of 2 on ")
     assert "`MASTER_PORT`" in told[1]
@@ -74,7 +74,7 @@ def test_the_others_stop_when_one_is_killed(processes, tmp_path):
         accelerator = make_accelerator(TrainingSettings(log_with=["none"]), tmp_path)
         if accelerator.process_index == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        with distributed.rank_ordered(accelerator):
+        with launch.rank_ordered(accelerator):
             return "done"
 
     told = processes(work, 4, killed=1)
@@ -88,7 +88,7 @@ def test_machines_take_turns(processes, tmp_path):
 
     def work() -> tuple[float, float]:
         accelerator = make_accelerator(TrainingSettings(log_with=["none"]), tmp_path)
-        with distributed.rank_ordered(accelerator):
+        with launch.rank_ordered(accelerator):
             begun = time.monotonic()
             time.sleep(0.2)
             return begun, time.monotonic()

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from regard.inspection.maps.maps import AttentionMap
+from regard.inspection.maps.attention_map import AttentionMap
 from regard.inspection.maps.tokens import Token
 
 
