@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -28,18 +29,17 @@ class Objective(Protocol):
 
     Attributes:
         loss_name: name of the metric that is lowest for the best model.
+        collate: makes a batch of examples.
     """
 
     loss_name: str
+    collate: Callable[[list[Any]], dict[str, Tensor]]
 
     def epoch(self, number: int) -> Epoch:
         """The training examples of an epoch; each is a function of the seed, the epoch and its index."""
 
     def held_out(self) -> Epoch:
         """The examples to evaluate on, the same at every call."""
-
-    def collate(self, examples: list[Any]) -> dict[str, Tensor]:
-        """Makes a batch of examples."""
 
     def tokens(self, batch: dict[str, Tensor]) -> int:
         """The number of tokens in a batch, without padding."""
