@@ -78,10 +78,10 @@ def write_inputs(parameters: dict[str, Any], folder: Path) -> None:
 
     from regard.training.examples.sentences import split_sentences
     from regard.training.families.bert import BERT, BertSettings
-    from regard.training.reading.text import load_split
+    from regard.training.families.text_corpus import load_document_split
 
     settings = BertSettings(vocab_size=parameters["vocab_size"], max_documents=parameters.get("documents"))
-    documents, _ = load_split(settings)
+    documents, _ = load_document_split(settings)
     BERT.make_processor(settings, documents).save_pretrained(folder / "tokenizer")
     sentences = [sentence for text in documents["text"] for sentence in split_sentences(text)]
     order = np.random.default_rng(0).permutation(len(sentences))[: parameters["texts"]]

@@ -46,10 +46,10 @@ def write_inputs(parameters: dict[str, Any], folder: Path) -> None:
     from datasets import concatenate_datasets
 
     from regard.training.families.bert import BERT, BertSettings
-    from regard.training.reading.text import load_split
+    from regard.training.families.text_corpus import load_document_split
 
     settings = BertSettings(vocab_size=parameters["vocab_size"], max_documents=parameters.get("documents"))
-    documents, _ = load_split(settings)
+    documents, _ = load_document_split(settings)
     BERT.make_processor(settings, documents).save_pretrained(folder / "tokenizer")
     concatenate_datasets([documents] * parameters["times"]).save_to_disk(folder / "documents")
 

@@ -106,7 +106,7 @@ def document_examples(parameters: dict[str, Any], number: int) -> list[dict[str,
     from regard.training.examples.masking import Masking
     from regard.training.examples.tokenized import tokenize_documents
     from regard.training.families.bert import BERT, BertSettings
-    from regard.training.reading.text import load_split
+    from regard.training.families.text_corpus import load_document_split
 
     settings = BertSettings(
         vocab_size=parameters["vocab_size"],
@@ -115,7 +115,7 @@ def document_examples(parameters: dict[str, Any], number: int) -> list[dict[str,
         mask_rate=MASK_RATE,
     )
     settings.check()
-    documents, _ = load_split(settings)
+    documents, _ = load_document_split(settings)
     tokenizer = BERT.make_processor(settings, documents)
     masking = Masking.from_tokenizer(tokenizer, rate=MASK_RATE)
     corpus = tokenize_documents(documents, tokenizer)

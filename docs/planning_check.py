@@ -42,7 +42,6 @@ def memory(family: str, settings: dict[str, Any]) -> int:
     from regard.training.loop.launch import make_accelerator
     from regard.training.loop.loop import Loop
     from regard.training.loop.schedule import Budget
-    from regard.training.planning.trial_step import synthetic_batch
     from regard.training.run.settings import make_settings
 
     def steps(**changes: Any) -> None:
@@ -59,7 +58,7 @@ def memory(family: str, settings: dict[str, Any]) -> int:
             accelerator = make_accelerator(chosen, Path(folder))
             loop = Loop(task, model, chosen, Budget(steps=1), Path(folder), accelerator)
             for _ in range(3):
-                loop._step([synthetic_batch(family, chosen, model.config, chosen.batch_size)[0]], 0.5)
+                loop._step([TRAINABLE[family].synthetic_batch(chosen, model.config, chosen.batch_size)[0]], 0.5)
 
     # The libraries' own memory, with next to none of a model's.
     steps(size="tiny", vocab_size=99, batch_size=1, max_length=8)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from .inspection.maps.eager_mode import evaluation_mode
 from .modeling.bert import RegardBertModel, RegardBertPreTrainedModel
 from .modeling.cpu import SequenceBounds, fast_inference
 from .modeling.packing import sequence_bounds
@@ -26,23 +27,23 @@ def encode_texts(
     max_length: int | None = None,
     batch_tokens: int = 4096,
 ) -> Tensor:
-    """Encodes texts, the shortest first, so that texts of one length are encoded together.
+    """Encodes texts in evaluation mode, the shortest first, so that texts of similar length are encoded together.
 
     Args:
-        model: a BERT of any head; it is set to evaluation.
-        tokenizer: of the model.
-        texts: to encode.
-        pooling: "mean" of a text's hidden states, special tokens included; the "first", which is the classification
-            token's; or that through the "pooler".
-        max_length: longer texts are cut to so many tokens; None: to the model's positions.
-        batch_tokens: how many tokens are encoded at once, or one text if that has more.
+        model: a BERT with any head; its modules are in their modes again afterwards.
+        tokenizer: the model's tokenizer.
+        texts: the texts to encode.
+        pooling: "mean" of a text's hidden states, those of special tokens included; "first", the hidden state of the
+            classification token; or "pooler", the pooler's output for it.
+        max_length: number of tokens that longer texts are cut to; None: as many as the model has positions.
+        batch_tokens: largest number of tokens to encode at once, but for a single text that has more.
 
     Returns:
         One vector for each text, in their order: (texts, width of the model), on the model's device.
 
     Raises:
-        ValueError: for a model of another family or without the pooler asked for, a pooling that there is not, a
-            length or a number of tokens that won't do, or something that is no text.
+        ValueError: if the model is of another family or lacks the pooler, `pooling`, `max_length` or `batch_tokens` is
+            out of range, or one of `texts` is not a string.
     """
     encoder = _encoder(model, pooling)
     limit = encoder.config.max_position_embeddings
@@ -56,12 +57,11 @@ def encode_texts(
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             raise ValueError(f"`texts` holds a {type(text).__name__} at place {place}: it must hold texts")
-    model.eval()
     if not texts:
         return torch.empty(0, encoder.config.hidden_size, device=encoder.device)
     rows = tokenizer(list(texts), truncation=True, max_length=max_length or limit)["input_ids"]
     order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
-    with fast_inference():
+    with evaluation_mode(model), fast_inference():
         vectors = [
             _encode_batch(encoder, [rows[place] for place in places], pooling)
             for places in _batches(rows, order, batch_tokens)
@@ -81,7 +81,7 @@ def _encoder(model: Any, pooling: str) -> RegardBertModel:
 
 
 def _batches(rows: list[list[int]], order: list[int], batch_tokens: int) -> Iterator[list[int]]:
-    """The places of rows in their order, as many at once as hold no more than `batch_tokens` tokens, or one."""
+    """Splits the places of rows, in their order, into batches of at most `batch_tokens` tokens or of one row."""
     batch: list[int] = []
     tokens = 0
     for place in order:
@@ -99,7 +99,7 @@ def _encode_batch(encoder: RegardBertModel, rows: list[list[int]], pooling: str)
     ends = bounds.cu_seq_lens_q.to(encoder.device)
     bounds = SequenceBounds(ends, ends, *bounds[2:])
     input_ids = torch.tensor([token for row in rows for token in row], device=encoder.device).unsqueeze(0)
-    # One segment, said so: two separators without it would be warned of.
+    # Without segments, the model would warn of a text that holds two separators.
     outputs = encoder(input_ids, token_type_ids=torch.zeros_like(input_ids), return_dict=True, **bounds._asdict())
     if pooling == "pooler":
         return outputs.pooler_output

@@ -1,4 +1,4 @@
-"""Loading a trained model with what prepares its inputs, and the names of the files that are drawn."""
+"""Loading a trained model for a purpose, with what prepares its inputs, and checks of the files to draw to."""
 
 from __future__ import annotations
 
@@ -7,56 +7,142 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, AutoTokenizer, TrOCRProcessor
+import transformers
+from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoImageProcessor,
+    AutoProcessor,
+    AutoTokenizer,
+    PreTrainedConfig,
+    TrOCRProcessor,
+)
 
+from .families.registry import FAMILIES, family_of_type
+from .modeling.bert import RegardBertModel
 from .modeling.loading.load import POOLER, load_model, load_part, model_path, naming_the_model
 
 PICTURES = (".png", ".svg", ".pdf")
+_GENERATING = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForImageTextToText")
 
 
-def load_network(model: str | Path, choose: Callable[[Any], Any]) -> tuple[Any, Any]:
+def load_network(model: str | Path, choose: Callable[[PreTrainedConfig], Any]) -> tuple[Any, Any]:
     """Loads a model for evaluation, and its tokenizer, its image processor, or both in one.
 
     Args:
         model: folder of a run or of a model, or a Hub id.
-        choose: gives for a configuration the class, or Auto class, that the model is loaded with.
+        choose: returns the class, or the Auto class, that loads the model of a configuration: one of the functions
+            `for_...` of this module.
 
     Raises:
-        ValueError: if there is no such model, or `choose` will not have it.
+        ValueError: if there is no such model, or `choose` refuses it.
     """
     path, label = model_path(model), f"`model` ({model})"
     with naming_the_model("model", model, path):
-        network = load_model(choose(load_part(AutoConfig, path, label)), path, label, POOLER).eval()
+        config = load_part(AutoConfig, path, label)
+        try:
+            model_class = choose(config)
+        except ValueError as error:
+            raise ValueError(f"{label} {error}") from None
+        network = load_model(model_class, path, label, POOLER).eval()
         sees = network.main_input_name == "pixel_values"
         if not (hasattr(network, "get_text_features") or (sees and network.can_generate())):
             return network, load_part(AutoImageProcessor if sees else AutoTokenizer, path, label)
         processor = load_part(AutoProcessor, path, label)
         if not hasattr(processor, "image_processor"):
-            # Of a stock captioner the two are often saved apart. This one takes any.
+            # A stock captioner's two parts are often saved apart. This class takes any.
             processor = TrOCRProcessor(
                 load_part(AutoImageProcessor, path, label), load_part(AutoTokenizer, path, label)
             )
         return network, processor
 
 
-def require_file_name(output: str | Path) -> None:
-    """Refuses the name of a file that can't be written, before there is any work.
+def for_attention(config: PreTrainedConfig) -> Any:
+    """Chooses the class, of ours or stock, whose outputs hold the attention weights."""
+    if not config.is_encoder_decoder:
+        return transformers.AutoModel
+    # A target that is not given must be generated.
+    captions = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return transformers.AutoModelForImageTextToText if captions else transformers.AutoModelForSeq2SeqLM
+
+
+def for_filling(config: PreTrainedConfig) -> Any:
+    """Chooses the class, of ours or stock, that predicts masked tokens."""
+    return transformers.AutoModelForMaskedLM
+
+
+def for_prediction(config: PreTrainedConfig) -> Any:
+    """Chooses the class, of ours or stock, with the output layer that the model was trained with."""
+    return getattr(transformers, predicting_class(config))
+
+
+def predicting_class(config: PreTrainedConfig) -> str:
+    """Returns the name of the Auto class that `for_prediction` chooses."""
+
+    def ends(*endings: str) -> bool:
+        return any(name.endswith(endings) for name in config.architectures or ())
+
+    generator = _generating_class(config.model_type)
+    if generator is not None:
+        return generator
+    if config.is_encoder_decoder:
+        return "AutoModelForSeq2SeqLM"
+    if ends("ForSequenceClassification"):
+        return "AutoModelForSequenceClassification"
+    return "AutoModelForMaskedLM" if ends("ForMaskedLM", "ForPreTraining", "BertModel") else "AutoModelForCausalLM"
+
+
+def _generating_class(model_type: str) -> str | None:
+    family = family_of_type(model_type)
+    return None if family is None else next((name for name in _GENERATING if name in family.models), None)
+
+
+def for_generation(config: PreTrainedConfig) -> Any:
+    """Chooses the class that generates.
 
     Raises:
-        ValueError: if it is that of a folder, or the folder that it is to be in is not there.
+        ValueError: if it is of no family of ours that generates.
+    """
+    name = _generating_class(config.model_type)
+    if name is None:
+        types = (family.model_type for family in FAMILIES.values())
+        generate = ", ".join(model_type for model_type in types if _generating_class(model_type))
+        raise ValueError(f"is a {config.model_type!r}, but only {generate} generate")
+    return getattr(transformers, name)
+
+
+def for_steps(config: PreTrainedConfig) -> Any:
+    """Chooses the class that computes one step after the other: our own, for a stock BERT too.
+
+    Raises:
+        ValueError: if it is of no family of ours, and no BERT.
+    """
+    if config.model_type in ("bert", "regard_bert"):
+        return RegardBertModel
+    if _generating_class(config.model_type) is None:
+        types = ", ".join(family.model_type for family in FAMILIES.values())
+        raise ValueError(f"is a {config.model_type!r}: it must be one of {types}, or a BERT")
+    return for_generation(config)
+
+
+def require_file_name(output: str | Path) -> None:
+    """Checks before any work is done that a file can be written.
+
+    Raises:
+        ValueError: if it is the name of a folder, or in a folder that does not exist.
     """
     if os.path.isdir(output):
         raise ValueError(f"`output` ({output}) must be a file: there is a folder of that name")
     parent = os.path.dirname(output)
     if not os.path.isdir(parent or os.curdir):
-        raise ValueError(f"`output` ({output}) must be in a folder that is there: {parent} is none")
+        raise ValueError(f"`output` ({output}) must be in a folder that exists: {parent} does not")
 
 
 def require_ending(output: str | Path, endings: tuple[str, ...] = PICTURES) -> None:
-    """Refuses the name of a picture that can't be written, before there is any work.
+    """Checks before any work is done that a picture can be written.
 
     Raises:
-        ValueError: if it has none of the endings; see also `require_file_name`.
+        ValueError: if its name has none of the endings, or can't be written (`require_file_name`).
     """
     if Path(output).suffix not in endings:
         raise ValueError(f"`output` ({output}) must end with {', '.join(endings[:-1])} or {endings[-1]}")

@@ -1,4 +1,4 @@
-"""The code of a model family, written beside a checkpoint: it then loads where this package is not installed.
+"""Writing the code of a model family beside a checkpoint, which then loads where this package is not installed.
 
 `from_pretrained(..., trust_remote_code=True)` runs code from the checkpoint's own folder. transformers finds it by the
 `auto_map` of `config.json` and follows what a file imports from its own folder, but neither into other folders nor by
@@ -16,10 +16,10 @@ import re
 from collections.abc import Iterable
 from importlib.util import resolve_name
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from transformers import CONFIG_MAPPING, PROCESSOR_MAPPING, PreTrainedConfig
-from transformers.models.auto import modeling_auto
+from ..families.family import Family, resolve
+from ..families.registry import family_of_type
 
 _PACKAGE = __name__.partition(".")[0]
 _LINE_LENGTH = 119
@@ -41,7 +41,7 @@ class _Module(NamedTuple):
 
     Attributes:
         source: its code.
-        imports: which modules of the package it imports.
+        imports: names of the modules of the package that it imports.
     """
 
     source: str
@@ -51,26 +51,25 @@ class _Module(NamedTuple):
 def write_bundle(folder: str | Path) -> list[Path]:
     """Writes the code of a checkpoint's family beside it, and names the classes in its `auto_map`.
 
-    All of the family's classes come along, whichever of them the checkpoint was saved from, and the processor if
-    `folder` holds one. Files are named after the modules, `regard_modeling_bert.py`, and replaced if they are there.
+    The code holds all of the family's classes, whichever of them the checkpoint was saved from, and the processor if
+    `folder` holds one. Files are named after the modules, `regard_modeling_bert.py`, and replaced if they exist.
 
     Args:
         folder: a checkpoint of one of this package's families, as `save_pretrained` writes it.
 
     Returns:
-        The files of code, in the order of their names.
+        The files of code, sorted by name.
 
     Raises:
         FileNotFoundError: if there is no `config.json` in `folder`.
-        ValueError: if the checkpoint is not of one of this package's families.
+        ValueError: if the checkpoint belongs to no family of this package.
     """
     folder = Path(folder)
-    config_class = _family_of(folder)
-    models = _registered_models(config_class)
-    auto_maps: dict[str, dict[str, type]] = {"config.json": {"AutoConfig": config_class, **models}}
-    if config_class in PROCESSOR_MAPPING and (folder / "processor_config.json").exists():
-        processor_class: Any = PROCESSOR_MAPPING[config_class]
-        auto_maps["processor_config.json"] = {"AutoProcessor": processor_class}
+    family = _family_of(folder)
+    models = {name: resolve(model_class) for name, model_class in family.models.items()}
+    auto_maps: dict[str, dict[str, type]] = {"config.json": {"AutoConfig": resolve(family.config), **models}}
+    if family.processor is not None and (folder / "processor_config.json").exists():
+        auto_maps["processor_config.json"] = {"AutoProcessor": resolve(family.processor)}
 
     modules = _published({each.__module__ for classes in auto_maps.values() for each in classes.values()})
     _save_together(models.values(), modules)
@@ -85,7 +84,7 @@ def write_bundle(folder: str | Path) -> list[Path]:
 
 
 def remove_bundle(folder: str | Path) -> None:
-    """Takes the code out of a folder, and what promises it out of the configurations there."""
+    """Deletes the code of a bundle from a folder, and the references to it from the configurations there."""
     folder = Path(folder)
     for path in folder.glob(f"{_PACKAGE}_*.py"):
         path.unlink()
@@ -95,25 +94,18 @@ def remove_bundle(folder: str | Path) -> None:
             path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8", newline="\n")
 
 
-def _family_of(folder: Path) -> type[PreTrainedConfig]:
+def _family_of(folder: Path) -> Family:
     model_type = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-    if model_type in CONFIG_MAPPING and CONFIG_MAPPING[model_type].__module__.startswith(f"{_PACKAGE}."):
-        return CONFIG_MAPPING[model_type]
-    raise ValueError(f"`folder` ({folder}) holds a checkpoint of the model type {model_type!r}, none of {_PACKAGE}'s")
-
-
-def _registered_models(config_class: type[PreTrainedConfig]) -> dict[str, type]:
-    """The classes that are registered for a configuration, by the names of their Auto classes."""
-    mappings: dict[str, Any] = {
-        name: getattr(auto_class, "_model_mapping", ())
-        for name, auto_class in vars(modeling_auto).items()
-        if name.startswith("Auto")
-    }
-    return {name: mapping[config_class] for name, mapping in mappings.items() if config_class in mapping}
+    family = family_of_type(model_type)
+    if family is None:
+        raise ValueError(
+            f"`folder` ({folder}) holds a checkpoint of the model type {model_type!r}, none of {_PACKAGE}'s"
+        )
+    return family
 
 
 def _published(names: Iterable[str]) -> dict[str, _Module]:
-    """Modules of the package and all that they import of it, by their full names."""
+    """Collects modules of the package, and all modules of it that they import, by their full names."""
     modules: dict[str, _Module] = {}
     remaining = set(names)
     while remaining:
@@ -124,7 +116,7 @@ def _published(names: Iterable[str]) -> dict[str, _Module]:
 
 
 def _flatten(name: str) -> _Module:
-    """Rewrites a module's imports of the package's other modules to find them in its own folder."""
+    """Rewrites the imports of a module so that it finds the package's other modules in its own folder."""
     module = importlib.import_module(name)
     source = inspect.getsource(module)
     lines = source.split("\n")
@@ -145,10 +137,10 @@ def _flatten(name: str) -> _Module:
 
 
 def _save_together(model_classes: Iterable[type], modules: dict[str, _Module]) -> None:
-    """Has each module of model classes import all the others, for transformers to see.
+    """Makes each module of model classes import all the others, so that transformers keeps them together.
 
-    A loaded model that is saved again, as after further pretraining, takes along the files that its own file imports,
-    but its `auto_map` still names all of the family's classes.
+    When a loaded model is saved again, for example after further pretraining, transformers saves only the files that
+    the model's own file imports, but the `auto_map` still names all of the family's classes.
     """
     # One class of each module is enough.
     classes = {model_class.__module__: model_class.__name__ for model_class in model_classes}

@@ -1,4 +1,4 @@
-"""Model cards: what a model is, how it was trained, and the figures that were measured."""
+"""Model cards: descriptions of models, of their training, and of the figures that were measured."""
 
 from __future__ import annotations
 
@@ -15,28 +15,12 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from transformers import AutoConfig
 
 from .. import model_cards
-
-
-class Figure(NamedTuple):
-    """A figure of an evaluation, as cards and summaries tell it.
-
-    Attributes:
-        metric: its name among the metrics of the results.
-        label: what people read.
-        form: how its value and that of its baseline are written.
-        hub: its type and name in the card's metadata; None if it is left out there.
-        baseline: the metric that it is to be compared with, and what that one guesses.
-    """
-
-    metric: str
-    label: str
-    form: str
-    hub: tuple[str, str] | None = None
-    baseline: tuple[str, str] | None = None
+from ..families.card import ANY_SIZE, LOSS, PERCENT, Card, Figure
+from ..families.registry import FAMILIES, family_of_type
 
 
 class Row(NamedTuple):
-    """A figure, written: its label, its value, and that of its baseline, which is empty if it has none."""
+    """A figure as text: its label, its value, and the value and label of its baseline, empty without a baseline."""
 
     label: str
     value: str
@@ -44,219 +28,88 @@ class Row(NamedTuple):
     baseline_label: str
 
 
-class FamilyCard(NamedTuple):
-    """What is told of a family's models, or of those that were fine-tuned for a task.
-
-    Attributes:
-        title: of the card, if it is given no other.
-        auto_class: of transformers, which loads the model.
-        pipeline_tag: the Hub's name of the task.
-        held_out: what figures are measured on.
-        figures: all that may be measured, in the order of importance.
-        source: of training data, which is built in; None if none is.
-        examples: which entry of the results holds examples, and what they are; empty if none does.
-        columns: the parts of an example, by their headings.
-        line: an example in a summary.
-    """
-
-    title: str
-    auto_class: str
-    pipeline_tag: str
-    held_out: str
-    figures: tuple[Figure, ...]
-    source: str | None = None
-    examples: tuple[str, str] = ("", "")
-    columns: dict[str, str] = {}
-    line: str = ""
-
-
-_PERCENT, _LOSS, _PERPLEXITY, _SCORE, _ANY_SIZE = "{:.1%}", "{:.3f}", "{:,.2f}", "{:.1f}", "{:.4g}"
-_MOST_FREQUENT, _FREQUENCIES = "the most frequent token", "token frequencies"
-
-# Of targets, each token predicted from the true ones before it.
-_TARGET_FIGURES = (
-    Figure("token_accuracy", "tokens predicted right after true ones", _PERCENT, ("accuracy", "token accuracy")),
-    Figure("perplexity", "perplexity per token", _PERPLEXITY, ("perplexity", "perplexity per token")),
-    Figure("loss", "loss per token, nats", _LOSS, ("cross_entropy", "token cross-entropy")),
-)
-_PAIRS = FamilyCard(
-    title="Encoder-decoder",
-    auto_class="AutoModelForSeq2SeqLM",
-    # The Hub has no task for texts made of texts. What such a model does is a translation only for some of its data.
-    pipeline_tag="text-generation",
-    source="dates",
-    held_out="pairs",
-    figures=(
-        Figure("exact_match", "targets generated exactly", _PERCENT, ("exact_match", "exact match")),
-        Figure("chrf", "chrF of generated targets, 0 to 100", _SCORE, ("chrf", "chrF")),
-        Figure("bleu", "BLEU of generated targets, 0 to 100", _SCORE, ("bleu", "BLEU")),
-        *_TARGET_FIGURES,
-    ),
-    examples=("generated", "Held-out sources, and what the model made of them"),
-    columns={"source": "source", "target": "target", "prediction": "prediction"},
-    line="  {source}\n    {prediction}  (should be: {target})",
-)
-FAMILY_CARDS = {
-    "bert": FamilyCard(
-        title="BERT",
-        auto_class="AutoModelForMaskedLM",
-        pipeline_tag="fill-mask",
-        source="python-docs",
-        held_out="documents",
-        figures=(
-            Figure(
-                "masked_accuracy",
-                "masked tokens predicted right",
-                _PERCENT,
-                ("accuracy", "masked token accuracy"),
-                ("masked_accuracy_baseline", _MOST_FREQUENT),
-            ),
-            Figure(
-                "masked_loss",
-                "loss per masked token, nats",
-                _LOSS,
-                ("cross_entropy", "masked token cross-entropy"),
-                ("masked_loss_unigram", _FREQUENCIES),
-            ),
-            Figure(
-                "next_sentence_accuracy",
-                "next sentences told from random ones",
-                _PERCENT,
-                baseline=("next_sentence_baseline", "the more frequent kind"),
-            ),
-        ),
-        examples=("filled", "Held-out sentences with a word masked"),
-        columns={"sentence": "text", "word": "word", "guesses": "guesses"},
-        line="  {text}\n    {guesses}  (was: {word})",
-    ),
-    "decoder": FamilyCard(
-        title="Decoder",
-        auto_class="AutoModelForCausalLM",
-        pipeline_tag="text-generation",
-        source="python-docs",
-        held_out="documents",
-        figures=(
-            Figure(
-                "perplexity",
-                "perplexity per token",
-                _PERPLEXITY,
-                ("perplexity", "perplexity per token"),
-                ("perplexity_unigram", _FREQUENCIES),
-            ),
-            Figure(
-                "token_accuracy",
-                "next tokens predicted right",
-                _PERCENT,
-                ("accuracy", "next token accuracy"),
-                ("token_accuracy_baseline", _MOST_FREQUENT),
-            ),
-            Figure("loss", "loss per token, nats", _LOSS, ("cross_entropy", "token cross-entropy")),
-        ),
-        examples=(
-            "generated",
-            "Beginnings of held-out documents, and how the model went on when its tokens were drawn",
-        ),
-        columns={"beginning": "prompt", "continuation": "continuation"},
-        line="  {prompt}\n    {continuation}",
-    ),
-    "transformer": _PAIRS._replace(title="Encoder-decoder Transformer"),
-    "recurrent": _PAIRS._replace(title="Recurrent encoder-decoder"),
-    "captioner": FamilyCard(
-        title="Image captioner",
-        auto_class="AutoModelForImageTextToText",
-        pipeline_tag="image-to-text",
-        source="glyphs",
-        held_out="images",
-        figures=(
-            Figure("exact_match", "captions generated exactly", _PERCENT, ("exact_match", "exact match")),
-            Figure("base_letter", "letters right, whatever their marks", _PERCENT),
-            Figure("token_f1", "F1 of the words of generated captions", _PERCENT, ("f1", "word F1")),
-            *_TARGET_FIGURES,
-        ),
-        examples=("generated", "Captions of held-out images, and what the model generated"),
-        columns={"caption": "target", "prediction": "prediction"},
-        line="  {prediction}  (should be: {target})",
-    ),
-}
-
 _ACCURACY = Figure(
     "accuracy",
     "accuracy",
-    _PERCENT,
+    PERCENT,
     ("accuracy", "accuracy"),
     ("accuracy_baseline", "the most frequent class"),
 )
-_TASK_LOSS = Figure("loss", "loss, nats", _LOSS)
-_CLASSIFIER = FamilyCard(
+_TASK_LOSS = Figure("loss", "loss, nats", LOSS)
+_CLASSIFIER = Card(
     title="Text classifier",
+    template="finetuned",
     auto_class="AutoModelForSequenceClassification",
     pipeline_tag="text-classification",
     held_out="rows",
     figures=(
         _ACCURACY,
-        Figure("f1", "F1, mean of the classes", _PERCENT, ("f1", "macro F1")),
+        Figure("f1", "F1, mean of the classes", PERCENT, ("f1", "macro F1")),
         Figure(
             "matthews_correlation",
             "Matthews correlation",
-            _LOSS,
+            LOSS,
             ("matthews_correlation", "Matthews correlation"),
         ),
         _TASK_LOSS,
     ),
 )
-# By the first of the figures that were measured the best model is chosen, if nothing is said.
+# By default, the first of the figures that were measured chooses the best model.
 TASK_CARDS = {
     "classification": _CLASSIFIER,
     "regression": _CLASSIFIER._replace(
         title="Text regression",
         figures=(
-            # Which is the loss.
+            # It is the loss too.
             Figure(
                 "mse",
                 "mean squared error",
-                _ANY_SIZE,
+                ANY_SIZE,
                 ("mse", "mean squared error"),
                 ("mse_baseline", "the mean of the labels"),
             ),
-            Figure("pearson", "Pearson correlation", _LOSS, ("pearsonr", "Pearson correlation")),
-            Figure("spearman", "Spearman correlation", _LOSS, ("spearmanr", "Spearman correlation")),
+            Figure("pearson", "Pearson correlation", LOSS, ("pearsonr", "Pearson correlation")),
+            Figure("spearman", "Spearman correlation", LOSS, ("spearmanr", "Spearman correlation")),
         ),
     ),
     "multi-label": _CLASSIFIER._replace(
         title="Multi-label text classifier",
         figures=(
-            Figure("f1", "F1 of all labels together", _PERCENT, ("f1", "micro F1")),
-            Figure("f1_macro", "F1, mean of the labels", _PERCENT, ("f1", "macro F1")),
+            Figure("f1", "F1 of all labels together", PERCENT, ("f1", "micro F1")),
+            Figure("f1_macro", "F1, mean of the labels", PERCENT, ("f1", "macro F1")),
             _ACCURACY._replace(label="rows with all labels right", baseline=None),
             _TASK_LOSS,
         ),
     ),
-    "tokens": FamilyCard(
+    "tokens": Card(
         title="Tagger",
+        template="finetuned",
         auto_class="AutoModelForTokenClassification",
         pipeline_tag="token-classification",
         held_out="rows",
         figures=(
-            Figure("f1", "F1 of spans", _PERCENT, ("f1", "span F1")),
-            Figure("precision", "predicted spans that are right", _PERCENT, ("precision", "span precision")),
-            Figure("recall", "spans that are found", _PERCENT, ("recall", "span recall")),
+            Figure("f1", "F1 of spans", PERCENT, ("f1", "span F1")),
+            Figure("precision", "predicted spans that are right", PERCENT, ("precision", "span precision")),
+            Figure("recall", "spans that are found", PERCENT, ("recall", "span recall")),
             _ACCURACY._replace(label="words tagged right", baseline=("accuracy_baseline", "the most frequent tag")),
             _TASK_LOSS,
         ),
     ),
-    "question-answering": FamilyCard(
+    "question-answering": Card(
         title="Question answering",
+        template="finetuned",
         auto_class="AutoModelForQuestionAnswering",
         pipeline_tag="question-answering",
         held_out="rows",
         figures=(
-            Figure("f1", "F1 of the words of answers", _PERCENT, ("f1", "word F1")),
-            Figure("exact_match", "answers found exactly", _PERCENT, ("exact_match", "exact match")),
+            Figure("f1", "F1 of the words of answers", PERCENT, ("f1", "word F1")),
+            Figure("exact_match", "answers found exactly", PERCENT, ("exact_match", "exact match")),
             _TASK_LOSS,
         ),
     ),
-    "multiple-choice": FamilyCard(
+    "multiple-choice": Card(
         title="Multiple choice",
+        template="finetuned",
         auto_class="AutoModelForMultipleChoice",
         pipeline_tag="multiple-choice",
         held_out="rows",
@@ -264,29 +117,29 @@ TASK_CARDS = {
     ),
 }
 
-# The built-in sources: what they are, and the language of their texts.
+# A description of each built-in source, and the language of its texts.
 _BUILT_IN = {
     "python-docs": ("the documentation in Python's standard library", "en"),
     "dates": ("dates in {locales}, written by Babel's CLDR", "multilingual"),
     "glyphs": ("characters drawn with the DejaVu fonts, captioned by their Unicode names", "en"),
 }
-# How many locales there are when none are named.
+# Number of locales if none are named.
 _DATE_LOCALES = 24
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
-def card_of(results: dict[str, Any]) -> FamilyCard:
-    """What is told of such a model.
+def card_of(results: dict[str, Any]) -> Card:
+    """Returns what cards and summaries show of a model.
 
     Args:
-        results: of a run, or of an evaluation: they name the family, or the task of a fine-tuned model.
+        results: results of a run or an evaluation, which name the family, or the task of a fine-tuned model.
     """
-    return TASK_CARDS[results["task"]] if "task" in results else FAMILY_CARDS[results["family"]]
+    return TASK_CARDS[results["task"]] if "task" in results else FAMILIES[results["family"]].card
 
 
-def figure_rows(card: FamilyCard, metrics: dict[str, float]) -> list[Row]:
-    """Those of the figures that were measured, written for people."""
+def figure_rows(card: Card, metrics: dict[str, float]) -> list[Row]:
+    """Formats those figures of a card that were measured."""
     rows = []
     for figure in card.figures:
         if figure.metric in metrics:
@@ -299,7 +152,7 @@ def figure_rows(card: FamilyCard, metrics: dict[str, float]) -> list[Row]:
 
 
 def examples_of(results: dict[str, Any]) -> list[dict[str, str]]:
-    """The examples among the results, each part of them text of one line."""
+    """Returns the examples among the results, each part of them as one line of text."""
     card = card_of(results)
 
     def text_of(part: str | list[str]) -> str:
@@ -310,11 +163,11 @@ def examples_of(results: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def public_source(source: str, built_in: Collection[str] = tuple(_BUILT_IN)) -> str:
-    """The name of a training source that means something to others: local files are not named.
+    """Describes a training source to others. Names of local files, which mean nothing to them, are left out.
 
     Args:
-        source: as the setting `data` has it.
-        built_in: sources that are built in for the family; for another such a name is that of files.
+        source: a source, as in the setting `data`.
+        built_in: names of the built-in data that the family can train on; for other families such a name is a file's.
     """
     name, _, part = source.partition(":")
     if name in built_in:
@@ -329,12 +182,12 @@ def _is_hub_id(name: str) -> bool:
 
 
 def _cell(text: str) -> str:
-    """Text as a cell of a Markdown table, whatever it holds."""
+    """Escapes any text as a cell of a Markdown table."""
     return re.sub(r"([\\`*_~$&|<>\[\]])", r"\\\1", " ".join(text.split()))
 
 
 def _held_out_source(settings: dict[str, Any]) -> str | None:
-    """The source that `validation` names; None if it is a share of the training data."""
+    """Returns the source that `validation` names; None if it is a share of the training data."""
     try:
         float(settings["validation"])
     except ValueError:
@@ -342,7 +195,7 @@ def _held_out_source(settings: dict[str, Any]) -> str | None:
     return None
 
 
-def _language(settings: dict[str, Any], card: FamilyCard) -> str | None:
+def _language(settings: dict[str, Any], card: Card) -> str | None:
     given = settings.get("language")
     if given or card.source is None:
         return given
@@ -351,10 +204,10 @@ def _language(settings: dict[str, Any], card: FamilyCard) -> str | None:
 
 
 def _base_model(settings: dict[str, Any]) -> str | None:
-    """The id of the Hub's model that was fine-tuned; None if there is none."""
+    """Returns the Hub id of the model that was fine-tuned; None if it is not from the Hub."""
     name = settings.get("model", "")
     try:
-        # A folder's name may look like an id, also when the folder is gone. What came from the Hub is in its cache.
+        # The name of a folder may look like an id, even when the folder is gone. A model from the Hub is in the cache.
         cached = try_to_load_from_cache(name, "config.json")
     except HFValidationError:
         return None
@@ -362,7 +215,7 @@ def _base_model(settings: dict[str, Any]) -> str | None:
 
 
 def _data_sets(settings: dict[str, Any]) -> list[str]:
-    """The ids of the Hub's data sets that were trained on."""
+    """Returns the ids of the data sets of the Hub that were trained on."""
     names = dict.fromkeys(source.partition(":")[0] for source in settings["data"])
     return list(filter(_is_hub_id, names))
 
@@ -384,11 +237,11 @@ def _metadata(results: dict[str, Any], config: Any, title: str, held_out: str) -
                 dataset_name=f"held-out {card.held_out} of {re.sub('`', '', held_out)}",
                 metric_type=figure.hub[0],
                 metric_name=figure.hub[1],
-                # An error may be smaller than that.
+                # An error may be too small for four digits.
                 metric_value=round(metrics[figure.metric], 4) or metrics[figure.metric],
             )
             for figure in card.figures
-            # What the Hub reads has no infinity.
+            # The Hub reads no infinity.
             if figure.hub is not None and math.isfinite(metrics.get(figure.metric, math.nan))
         ],
     )
@@ -398,9 +251,9 @@ def model_card(results: dict[str, Any], config: Any, title: str | None = None) -
     """Makes the card of a trained model.
 
     Args:
-        results: what the run came to, see `training.family.train` and `training.finetune.finetune`.
-        config: the model's configuration.
-        title: of the card, and the model's name in its metadata; None: the name of its family or task.
+        results: results of the run, as training and fine-tuning return them.
+        config: configuration of the model.
+        title: title of the card, and the model's name in its metadata; None: the name of its family or task.
     """
     card, settings = card_of(results), results["settings"]
     title = title or card.title
@@ -422,8 +275,7 @@ def model_card(results: dict[str, Any], config: Any, title: str | None = None) -
     environment.filters["cell"] = _cell
     environment.filters["python"] = repr
     environment.tests["hub_id"] = _is_hub_id
-    template = "finetuned" if "task" in results else results["family"]
-    content = environment.get_template(f"{template}.md").render(
+    content = environment.get_template(f"{card.template}.md").render(
         **results,
         card_data=_metadata(results, config, title, held_out_source or sources).to_yaml(),
         config=config,
@@ -435,7 +287,7 @@ def model_card(results: dict[str, Any], config: Any, title: str | None = None) -
         figures=figure_rows(card, results["metrics"]),
         base_model=_base_model(settings),
         data_sets=_data_sets(settings),
-        ours=config.model_type.startswith("regard_"),
+        ours=family_of_type(config.model_type) is not None,
         caption=card.examples[1],
         columns=card.columns,
         examples=examples_of(results),

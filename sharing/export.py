@@ -1,4 +1,4 @@
-"""Export of checkpoints to stock architectures of transformers, which load with neither this package nor custom code.
+"""Export of checkpoints to stock architectures of transformers, which load without this package and custom code.
 
 | model type | becomes | where |
 |---|---|---|
@@ -9,7 +9,8 @@
 | `regard_transformer` | `pegasus` | `norm_position` is "pre", positions are sinusoidal, embeddings are tied |
 | `regard_transformer` | `blenderbot` | `norm_position` is "pre", positions are learned, embeddings are tied |
 
-All but `bert` and `gpt2` know one epsilon of their norms, 1e-5. What no stock architecture computes is refused.
+All but `bert` and `gpt2` have a fixed epsilon in their norms, 1e-5. A model that no stock architecture can compute is
+refused.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-from ..modeling.decoder import RegardDecoderForCausalLM, RegardDecoderModel
+from ..families.family import resolve
+from ..families.registry import FAMILIES, family_of_type
 from ..modeling.loading.load import load_model, load_part
 from ..modeling.positions import SinusoidalPositions
-from ..modeling.transformer import RegardTransformerForConditionalGeneration, RegardTransformerModel
 from ..tokenization.generative import save_tokenizer
 
 logger = logging.getLogger("regard.sharing")
@@ -39,17 +40,17 @@ Weights = dict[str, Tensor]
 
 
 class Stock(NamedTuple):
-    """A stock architecture, and how a model of ours is written as one.
+    """A stock architecture, and how a model of ours becomes one.
 
     Attributes:
         model_type: its name.
-        classes: its model classes, by ours.
-        fields: the fields of its configuration, and those of ours that they are taken from.
-        names: parts of a tensor's name, ours and its own. They are replaced from top to bottom. Where it has several
-            tensors for one of ours, that is cut into as many along its first dimension.
-        needs: fields of our configuration of which it computes one value alone.
-        settings: what else its configuration must say.
-        adapt: changes tensors, under its names, that it holds in another form; None: there are none.
+        classes: our model classes and its own for them.
+        fields: the fields of its configuration, and the fields of ours that hold their values.
+        names: parts of tensor names, ours and its own, which are replaced in this order. If it has several tensors for
+            one of ours, ours is cut into as many along the first dimension.
+        needs: fields of our configuration for which it can compute a single value, and that value.
+        settings: further fields of its configuration.
+        adapt: changes the tensors, under its names, that it holds in another form; None if there are no such tensors.
     """
 
     model_type: str
@@ -62,13 +63,13 @@ class Stock(NamedTuple):
 
 
 def _transpose_linear(weights: Weights) -> Weights:
-    """GPT-2's linear layers are convolutions, whose weights have the input first."""
+    """Transposes weights of linear layers: GPT-2's are convolutions, whose weights have the input first."""
     linear = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
     return {name: tensor.T if name.endswith(linear) else tensor for name, tensor in weights.items()}
 
 
 def _offset_positions(weights: Weights) -> Weights:
-    """OPT's positions begin at the third row of the table; the first two are for padding."""
+    """Moves the positions to the third row of the table, where OPT's begin; the first two are for padding."""
     return {
         name: torch.nn.functional.pad(tensor, (0, 0, 2, 0)) if name.endswith("embed_positions.weight") else tensor
         for name, tensor in weights.items()
@@ -113,7 +114,7 @@ _GPT2 = Stock(
     adapt=_transpose_linear,
 )
 
-# Fields and names of BART, which the other architectures have from there.
+# Fields and names of BART, which the other architectures share.
 _BART_FIELDS = {
     **_COMMON_FIELDS,
     "max_position_embeddings": "max_position_embeddings",
@@ -176,7 +177,7 @@ _SEQ2SEQ_FIELDS = {
     "decoder_ffn_dim": "intermediate_size",
     "scale_embedding": "scale_embedding",
     "decoder_start_token_id": "decoder_start_token_id",
-    # No stock loss reads it. It stays for those who train on: `Trainer` smooths by its `label_smoothing_factor`.
+    # No stock loss reads it. It is kept for further training: `Trainer` has a `label_smoothing_factor` to set to it.
     "label_smoothing": "label_smoothing",
 }
 
@@ -185,7 +186,7 @@ def _seq2seq_classes(model: str, head: str) -> dict[str, str]:
     return {"RegardTransformerModel": model, "RegardTransformerForConditionalGeneration": head}
 
 
-# Their published models end each text at the longest length, and that is the default of their configurations.
+# By default their configurations end each text at the longest length, as their published models do.
 _FREE_END = {"forced_eos_token_id": None}
 _MARIAN = Stock(
     "marian",
@@ -212,48 +213,45 @@ _BLENDERBOT = _PEGASUS._replace(
     model_type="blenderbot",
     classes=_seq2seq_classes("BlenderbotModel", "BlenderbotForConditionalGeneration"),
     fields={**_SEQ2SEQ_FIELDS, "bos_token_id": "bos_token_id"},
-    # It is kept from repeating what was said to it.
+    # By default it never repeats parts of its source.
     settings={**_FREE_END, "encoder_no_repeat_ngram_size": 0},
 )
 
-# The stock architectures of a family, by `norm_position` and `position_embedding_type`. GPT-2 and OPT have a table of
-# positions that can hold sinusoids as well. Marian's, computed anew by each load, can hold nothing else.
-_ARCHITECTURES: dict[str, dict[tuple[str, str], Stock]] = {
-    "regard_decoder": {
-        ("pre", "learned"): _GPT2,
-        ("pre", "sinusoidal"): _GPT2,
-        ("post", "learned"): _OPT,
-        ("post", "sinusoidal"): _OPT,
-    },
-    "regard_transformer": {
-        ("post", "sinusoidal"): _MARIAN,
-        ("pre", "sinusoidal"): _PEGASUS,
-        ("pre", "learned"): _BLENDERBOT,
-    },
+# A stock architecture by the `norm_position` and `position_embedding_type` that it has.
+Layouts = dict[tuple[str, str], Stock]
+
+# The tables of positions of GPT-2 and OPT can hold sinusoids as well. Marian's can hold nothing else, since each load
+# computes it anew.
+_DECODER_LAYOUTS: Layouts = {
+    ("pre", "learned"): _GPT2,
+    ("pre", "sinusoidal"): _GPT2,
+    ("post", "learned"): _OPT,
+    ("post", "sinusoidal"): _OPT,
 }
-_CLASSES: dict[str, type[PreTrainedModel]] = {
-    model_class.__name__: model_class
-    for model_class in (
-        RegardDecoderModel,
-        RegardDecoderForCausalLM,
-        RegardTransformerModel,
-        RegardTransformerForConditionalGeneration,
-    )
+_TRANSFORMER_LAYOUTS: Layouts = {
+    ("post", "sinusoidal"): _MARIAN,
+    ("pre", "sinusoidal"): _PEGASUS,
+    ("pre", "learned"): _BLENDERBOT,
 }
 _BERT_CLASSES = {
     f"RegardBert{head}": f"Bert{head}"
     for head in """Model ForPreTraining ForMaskedLM ForNextSentencePrediction ForSequenceClassification
     ForTokenClassification ForQuestionAnswering ForMultipleChoice""".split()
 }
-_WITHOUT_COUNTERPART = ("regard_recurrent", "regard_captioner")
 
 
 def _class_name(config: PreTrainedConfig, allowed: dict[str, str]) -> str:
-    """The name of the class that a checkpoint is of."""
+    """Returns the name of a checkpoint's class."""
     named = config.architectures or []
     if len(named) != 1 or named[0] not in allowed:
         raise ValueError(f"`architectures` ({named}) of the configuration must name one of {', '.join(allowed)}")
     return named[0]
+
+
+def _our_class(config: PreTrainedConfig, name: str) -> type[PreTrainedModel]:
+    """Returns the class of a name among the model classes of a configuration's family."""
+    models = FAMILIES[config.model_type.removeprefix("regard_")].models
+    return next(model_class for model_class in map(resolve, models.values()) if model_class.__name__ == name)
 
 
 def _load(model_class: type[PreTrainedModel], model: str | Path, **kwargs: Any) -> PreTrainedModel:
@@ -262,17 +260,16 @@ def _load(model_class: type[PreTrainedModel], model: str | Path, **kwargs: Any) 
     return loaded
 
 
-def _to_bert(model: str | Path, config: PreTrainedConfig) -> PreTrainedModel:
-    """A BERT in its stock class, which reads the weights as they are: on disk they have stock names."""
+def bert_to_stock(model: str | Path, config: PreTrainedConfig) -> PreTrainedModel:
+    """Loads a BERT in its stock class, which reads the weights as they are: on disk they have stock names."""
     stock_class = getattr(transformers, _BERT_CLASSES[_class_name(config, _BERT_CLASSES)])
     # `auto_map` names the code of a bundle.
     fields = {name: value for name, value in config.to_dict().items() if name not in ("model_type", "auto_map")}
     return _load(stock_class, model, config=AutoConfig.for_model("bert", **fields))
 
 
-def _choose_stock(config: PreTrainedConfig) -> Stock:
-    """The architecture that computes what a configuration says."""
-    by_layout = _ARCHITECTURES[config.model_type]
+def _choose_stock(config: PreTrainedConfig, by_layout: Layouts) -> Stock:
+    """Returns the architecture that computes what a configuration says."""
     layout = (config.norm_position, config.position_embedding_type)
     if layout not in by_layout:
         allowed = ", or ".join(f"{norm!r} and {positions!r}" for norm, positions in by_layout)
@@ -291,7 +288,7 @@ def _choose_stock(config: PreTrainedConfig) -> Stock:
 
 
 def _rename(weights: Weights, names: dict[str, str | tuple[str, ...]]) -> Weights:
-    """Replaces parts of names, and cuts the tensors that have several; see `Stock`."""
+    """Replaces parts of tensor names, and cuts a tensor that becomes several, as `Stock.names` describes."""
     for ours, stock in names.items():
         targets = (stock,) if isinstance(stock, str) else stock
         renamed: Weights = {}
@@ -305,11 +302,20 @@ def _rename(weights: Weights, names: dict[str, str | tuple[str, ...]]) -> Weight
     return weights
 
 
-def _to_stock(model: str | Path, config: PreTrainedConfig) -> PreTrainedModel:
-    """A model of another family in the class of its stock architecture."""
-    stock = _choose_stock(config)
+def decoder_to_stock(model: str | Path, config: PreTrainedConfig) -> PreTrainedModel:
+    """Loads a decoder-only model as a GPT-2 or an OPT."""
+    return _to_stock(model, config, _DECODER_LAYOUTS)
+
+
+def transformer_to_stock(model: str | Path, config: PreTrainedConfig) -> PreTrainedModel:
+    """Loads an encoder-decoder Transformer as a Marian, a Pegasus or a Blenderbot."""
+    return _to_stock(model, config, _TRANSFORMER_LAYOUTS)
+
+
+def _to_stock(model: str | Path, config: PreTrainedConfig, layouts: Layouts) -> PreTrainedModel:
+    stock = _choose_stock(config, layouts)
     class_name = _class_name(config, stock.classes)
-    ours = _load(_CLASSES[class_name], model)
+    ours = _load(_our_class(config, class_name), model)
     sinusoids = {
         f"{name}.weight": module.table
         for name, module in ours.named_modules()
@@ -322,7 +328,7 @@ def _to_stock(model: str | Path, config: PreTrainedConfig) -> PreTrainedModel:
     stock_config = AutoConfig.for_model(stock.model_type, **fields, **stock.settings)
     exported = getattr(transformers, stock.classes[class_name])(stock_config).to(ours.dtype)
     missing, unexpected = exported.load_state_dict(weights, strict=False)
-    # The first is a bias that no model of ours has, and zero; the second another name of tied embeddings.
+    # The first is a bias of zeros, which our models don't have; the second another name of tied embeddings.
     may_miss = ("final_logits_bias", "shared.weight") if config.tie_word_embeddings else ("final_logits_bias",)
     assert not unexpected
     assert all(name.endswith(may_miss) for name in missing)
@@ -334,40 +340,43 @@ def _to_stock(model: str | Path, config: PreTrainedConfig) -> PreTrainedModel:
 def export_model(model: str | Path, output: str | Path) -> Path:
     """Writes a checkpoint, with its tokenizer, as one that stock transformers loads: see the table of this module.
 
-    What is exported computes what the model did, to rounding; to the bit, on the CPUs tried, where the width of a head
-    is a power of four, so that it does not matter when scores are scaled. So greedy generation gives the same tokens.
+    The exported model computes what the model did, up to rounding; on the CPUs tried, to the bit if the width of a
+    head is a power of four, since it then does not matter when scores are scaled. So greedy generation gives the same
+    tokens.
 
     Three things differ. Padding on the left moves the positions of all but `bert` and `opt`, unless `gpt2` is given
     `position_ids`, as `generate` does. The loss of an encoder-decoder has no label smoothing. In training, `opt` has
     no dropout after the embeddings.
 
     Args:
-        model: a checkpoint of ours, a folder or a name on the Hub.
-        output: the folder to write to, empty or not there yet.
+        model: a checkpoint of this package, a folder or a Hub id.
+        output: the folder to write to, which must be empty or not exist.
 
     Returns:
-        `output`, which holds weights (safetensors), configuration, generation configuration and tokenizer.
+        The folder `output`, with weights (safetensors), configuration, generation configuration and tokenizer.
 
     Raises:
-        ValueError: if there is something in `output`, if the model is not one of ours or lacks weights, or if no stock
-            architecture computes the same; then it says why.
+        ValueError: if `output` is not empty, if the model is not one of this package's or lacks weights, or if no
+            stock architecture computes the same, with the reason.
     """
     output = Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ValueError(f"`output` ({str(output)!r}) must be a folder that is empty or not there yet")
+        raise ValueError(f"`output` ({str(output)!r}) must be a folder that is empty or does not exist yet")
     label = f"`model` ({str(model)!r})"
     config = load_part(AutoConfig, model, label)
-    model_type = config.model_type
-    if model_type in _WITHOUT_COUNTERPART:
-        raise ValueError(f"`model` ({str(model)!r}) is a {model_type}, which has no stock architecture: {_OTHERWISE}")
-    if model_type != "regard_bert" and model_type not in _ARCHITECTURES:
-        exportable = ", ".join(("regard_bert", *_ARCHITECTURES))
-        raise ValueError(f"`model` ({str(model)!r}) is a {model_type}, but must be one of {exportable}")
+    family = family_of_type(config.model_type)
+    if family is None:
+        exportable = ", ".join(family.model_type for family in FAMILIES.values() if family.export is not None)
+        raise ValueError(f"`model` ({str(model)!r}) is a {config.model_type}, but must be one of {exportable}")
+    if family.export is None:
+        raise ValueError(
+            f"`model` ({str(model)!r}) is a {config.model_type}, which has no stock architecture: {_OTHERWISE}"
+        )
     tokenizer = load_part(AutoTokenizer, model, label) if get_tokenizer_config(model) else None
-    exported = _to_bert(model, config) if model_type == "regard_bert" else _to_stock(model, config)
+    exported = resolve(family.export)(model, config)
     exported.save_pretrained(output)
     if tokenizer is None:
-        logger.warning("There is no tokenizer beside the model, so there is none in %s.", output)
+        logger.warning("The model has no tokenizer, so none is in %s.", output)
     else:
         save_tokenizer(tokenizer, output)
     return output

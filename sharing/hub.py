@@ -16,25 +16,25 @@ import yaml
 from huggingface_hub import HfApi, ModelCard, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
-from transformers import CONFIG_MAPPING
 
+from ..families.registry import family_of_type
 from ..modeling.loading.folder import CONFIG, INDEX, PICKLES, WEIGHTS, check_weights, read_json
 from .bundle import remove_bundle, write_bundle
 
 _PACKAGE = __name__.partition(".")[0]
-# What `export_model` makes.
+# Model types that `export_model` writes.
 EXPORTED_TYPES = ("bert", "blenderbot", "gpt2", "marian", "opt", "pegasus")
 _CARD = "README.md"
-# What `Trainer` keeps of a run beside the model; to share a model it is not needed.
+# The state of a run, which `Trainer` keeps beside the model, and which users of the model don't need.
 _RUN_STATE = ("training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state*.pth", "checkpoint-*")
-# What a push replaces as a whole: shards of an earlier one would else lie beside a single file, and win or lose by
-# chance. Other files that are there already stay.
+# Files of an earlier push that a push deletes: otherwise its shards would stay beside a single file of weights, and
+# either could be loaded. Other files on the Hub stay.
 _REPLACED = [WEIGHTS, INDEX, "model-*-of-*.safetensors", f"{_PACKAGE}_*.py"]
-# What stands in a card for the place of the model.
+# Placeholder for the model's path in a card.
 _PLACE = "PATH_OR_ID"
 _BRANCH = re.compile(r"\w[\w./-]*", re.ASCII)
 _TOKEN = re.compile(r"[\x21-\x7e]+")
-# As the Hub names them; it knows languages by the codes of ISO 639 alone, without a country.
+# The Hub's names; its languages are codes of ISO 639 without a country.
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 _LANGUAGE = re.compile(r"[a-z]{2,3}|code|multilingual")
 
@@ -52,30 +52,33 @@ def push_folder(
     license: str | None = None,
     language: str | Sequence[str] | None = None,
 ) -> str:
-    """Uploads a model with all that belongs to it.
+    """Uploads a model with all the files that belong to it.
 
-    `folder` itself is left as it is; hidden files and the state of a `Trainer`'s run stay behind. Weights and code of
-    an earlier push that are no longer there are deleted on the Hub.
+    The folder itself is not changed. Hidden files and the state of a `Trainer`'s run are not uploaded. Weights and
+    code of an earlier push that the folder does not hold are deleted on the Hub.
 
     Args:
-        folder: a model of this package, or one that was exported, as `save_pretrained` writes it.
-        repo_id: of the repository on the Hub, made if it is not there: `name/model`, or `model` for one's own.
-        private: whether others may not see it.
-        revision: the branch to push to, made from `main` if it is not there; None: `main`.
-        bundle: whether to add the code of a model of this package, so that it loads where that is not installed.
-        token: of an account that may write; None: the one of `hf auth login` or `HF_TOKEN`.
-        message: of the commit.
-        card: text of a model card, taken if neither `folder` nor the repository has one.
-        license: of the model, as the Hub names it (`apache-2.0`), for the card; None: what the card says.
-        language: of the model's texts, or several, as the Hub names them (`en`); None: what the card says.
+        folder: folder of a model of this package, or of an exported one, as `save_pretrained` writes it.
+        repo_id: id of the repository on the Hub, which is made if it does not exist: `name/model`, or `model` for the
+            account's own.
+        private: whether to make a repository that others can't see.
+        revision: branch to push to, made from `main` if it does not exist; None: `main`.
+        bundle: whether to add the code of a model of this package, so that it loads where the package is not
+            installed.
+        token: token of an account that may write; None: the one of `hf auth login` or `HF_TOKEN`.
+        message: message of the commit.
+        card: text of a model card, used if neither `folder` nor the repository has one.
+        license: license of the model for the card, as the Hub names it (`apache-2.0`); None keeps the card's.
+        language: language of the model's texts for the card, or several, as the Hub names them (`en`); None keeps the
+            card's.
 
     Returns:
         The address of the commit.
 
     Raises:
-        ValueError: if the folder is no such model, is not whole or holds pickles, if an argument is not what it should
-            be, if the card is refused, or if a repository that was to be private is there and public.
-        PermissionError: if there is no token, or it may not write there.
+        ValueError: if the folder holds no such model, lacks files or holds pickles, if an argument is malformed, if
+            the Hub refuses the card, or if the repository exists and is public but `private` is set.
+        PermissionError: if there is no token, or it may not write to the repository.
         ConnectionError: if the Hub cannot be reached, or the connection breaks for good.
         OSError: if the Hub refuses for another reason.
     """
@@ -100,7 +103,7 @@ def push_folder(
         elif model_type not in EXPORTED_TYPES:
             write_bundle(staged)
         with _plain_errors(repo_id, token):
-            # An organization's own default holds unless it is to be private.
+            # Unless `private` is set, an organization's own default decides.
             repo_id = api.create_repo(repo_id, private=private or None, exist_ok=True).repo_id
             if private and not api.repo_info(repo_id).private:
                 raise ValueError(f"`private`: {repo_id} is there already and public: make it private on the Hub first")
@@ -129,14 +132,14 @@ def check_folder(folder: Path) -> str:
         The model type.
 
     Raises:
-        ValueError: if it is not one, is not whole, or holds pickles or links that lead out of it.
+        ValueError: if it holds no such model, lacks files, or holds pickles or links that lead out of it.
     """
     if not folder.is_dir():
-        raise ValueError(f"`folder` ({folder}) must be the folder of a model: there is none of that name")
+        raise ValueError(f"`folder` ({folder}) must be the folder of a model: there is no such folder")
     label = f"`folder` ({folder})"
     config = read_json(folder, CONFIG, label)
     model_type: Any = config.get("model_type")
-    if model_type not in EXPORTED_TYPES and not _is_ours(model_type):
+    if model_type not in EXPORTED_TYPES and family_of_type(model_type) is None:
         raise ValueError(
             f"`folder` ({folder}) holds a model of the type {model_type!r}, which is neither one of {_PACKAGE}'s nor "
             f"one that it exports to: {', '.join(EXPORTED_TYPES)}"
@@ -157,16 +160,8 @@ def check_folder(folder: Path) -> str:
     return model_type
 
 
-def _is_ours(model_type: Any) -> bool:
-    return (
-        isinstance(model_type, str)
-        and model_type in CONFIG_MAPPING
-        and CONFIG_MAPPING[model_type].__module__.startswith(f"{_PACKAGE}.")
-    )
-
-
 def _files(folder: Path) -> list[str]:
-    """The files of a folder that are neither hidden nor the state of a `Trainer`'s run, as paths in it."""
+    """Lists the files of a folder, as paths in it, without hidden ones and the state of a `Trainer`'s run."""
     paths = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
     left_out = (".*", "__pycache__", *_RUN_STATE)
     return [
@@ -177,7 +172,7 @@ def _files(folder: Path) -> list[str]:
 
 
 def _stays_inside(folder: Path, name: str) -> bool:
-    """Whether a file lies in a folder, whatever links lead to it; that of a Hub's cache has its files beside it."""
+    """Returns whether a file lies in a folder once links are followed. The Hub's cache keeps the files beside it."""
     target, whole = (folder / name).resolve(), folder.resolve()
     return target.is_relative_to(whole) or (
         whole.parent.name == "snapshots" and target.is_relative_to(whole.parents[1] / "blobs")
@@ -185,14 +180,14 @@ def _stays_inside(folder: Path, name: str) -> bool:
 
 
 def _stage(folder: Path, staged: Path) -> None:
-    """Puts the files of a folder into another, where they may be changed without changing the first."""
+    """Copies the files of a folder into another, where they can be changed; weights are linked."""
     for name in _files(folder):
         source, target = (folder / name).resolve(), staged / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.suffix != ".safetensors":
             shutil.copyfile(source, target)
             continue
-        # Weights are large, never changed, and the temporary folder may well be in memory.
+        # Weights are large and never changed, and the temporary folder may be in memory.
         try:
             os.symlink(source, target)
         except OSError:
@@ -200,7 +195,7 @@ def _stage(folder: Path, staged: Path) -> None:
 
 
 def _card_facts(license: str | None, language: str | Sequence[str] | None) -> dict[str, Any]:
-    """What of this a card's metadata is to hold.
+    """Returns the entries of a card's metadata for a license and languages.
 
     Raises:
         ValueError: if the Hub has no such names.
@@ -225,13 +220,13 @@ def _card_facts(license: str | None, language: str | Sequence[str] | None) -> di
 
 
 def _fill_card(path: Path, repo_id: str, facts: dict[str, Any]) -> None:
-    """Has a card's example load the model from the Hub, and its metadata hold these facts."""
+    """Makes a card's example load the model from the Hub, and adds entries to its metadata."""
     if path.exists():
         text = path.read_text(encoding="utf-8").replace(f'"{_PLACE}"', f'"{repo_id}"')
         if facts:
             try:
                 card = ModelCard(text)
-            # The last four for a date that there is not, and the like.
+            # PyYAML lets the last four through, for example for a date that does not exist.
             except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
                 raise ValueError(f"the metadata of {_CARD} is not YAML: {error}") from None
             for name, value in facts.items():
@@ -244,7 +239,7 @@ def _find_token(token: str | None) -> str:
     token = (token or get_token() or "").strip()
     if not token:
         raise PermissionError("pushing needs a token of the Hub: run `hf auth login`, or set HF_TOKEN")
-    # Else the client's own error would show it.
+    # Otherwise the client's own error would show it.
     if not _TOKEN.fullmatch(token):
         raise ValueError("`token` holds characters that no token of the Hub has: copy it anew")
     return token
@@ -252,14 +247,14 @@ def _find_token(token: str | None) -> str:
 
 @contextmanager
 def _plain_errors(repo_id: str, token: str) -> Iterator[None]:
-    """Turns errors of the Hub's client into one line each that says what to do, without the token."""
+    """Turns an error of the Hub's client into one line that says what to do, and does not show the token."""
     try:
         yield
     except (HTTPError, OSError, RuntimeError, ValueError) as error:
-        # What went wrong with one file comes wrapped.
+        # The client wraps errors of single files.
         cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
         plain = _plain_error(cause, repo_id, lambda text: " ".join(str(text).replace(token, "***").split()))
-        # Nor is the token in what the error came from.
+        # Without a cause, since the original error may hold the token.
         raise plain from None
 
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForMaskedLM
 
-from ..loading import load_network
+from ..loading import for_filling, load_network
 from ..modeling.loading.load import require_text
 
 
@@ -25,7 +24,7 @@ def fill_masks(text: str, model: str | Path = "runs/bert", top: int = 5) -> list
     """Guesses the masked word pieces of a text.
 
     Args:
-        text: holds the tokenizer's mask token once or more.
+        text: the text, with the tokenizer's mask token once or more.
         model: folder of a run or of a model, or a Hub id.
         top: number of guesses for each mask.
 
@@ -33,9 +32,9 @@ def fill_masks(text: str, model: str | Path = "runs/bert", top: int = 5) -> list
         For each mask, the most probable word pieces, best first.
 
     Raises:
-        ValueError: if there is no mask in the text, the text is too long, or there is no model.
+        ValueError: if there is no such model, the text has no mask or is too long, or `top` is out of range.
     """
-    network, tokenizer = load_network(model, lambda config: AutoModelForMaskedLM)
+    network, tokenizer = load_network(model, for_filling)
     if tokenizer.mask_token_id is None:
         raise ValueError(f"`model` ({model}) has a tokenizer without a mask token")
     require_text(text, "text")

@@ -7,46 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoModelForSeq2SeqLM,
-    PreTrainedConfig,
-    set_seed,
-)
+from transformers import set_seed
 
 from ..configuration.seeds import require_seed
-from ..loading import load_network
+from ..loading import for_generation, load_network
 from ..modeling.loading.load import require_text
 from ..training.generation.generate import require_beams
 
-# Scores that are divided by much less are more than a float holds.
+# Scores divided by much less would overflow.
 LEAST_TEMPERATURE = 1e-6
-
-# What loads each family's model.
-GENERATORS: dict[str, Any] = {
-    "regard_decoder": AutoModelForCausalLM,
-    "regard_transformer": AutoModelForSeq2SeqLM,
-    "regard_recurrent": AutoModelForSeq2SeqLM,
-    "regard_captioner": AutoModelForImageTextToText,
-}
-
-
-def load_generator(model: str | Path) -> tuple[Any, Any]:
-    """Loads a model that generates, and its tokenizer or processor.
-
-    Raises:
-        ValueError: if there is no such model, or it does not generate.
-    """
-
-    def choose(config: PreTrainedConfig) -> Any:
-        if config.model_type not in GENERATORS:
-            raise ValueError(
-                f"`model` ({model}) is a {config.model_type!r}, but only {', '.join(GENERATORS)} generate"
-            )
-        return GENERATORS[config.model_type]
-
-    return load_network(model, choose)
 
 
 @torch.inference_mode()
@@ -65,23 +34,23 @@ def generate_text(
     """Generates a text.
 
     Args:
-        prompt: the beginning of a text for a decoder, which goes on from it; a source for an encoder-decoder; the file
-            of an image for a captioner.
+        prompt: the beginning of a text, for a decoder, which continues it; a source, for an encoder-decoder; the file
+            of an image, for a captioner.
         model: folder of a run or of a model, or a Hub id.
-        max_new_tokens: the most tokens to generate; if None, 64 for a decoder, and as many as it was trained on for
-            another. Never more than its positions have room for.
-        sample: whether a decoder draws each token, or else takes the most probable one, as the other families do.
-        temperature: of the draw: below 1 sharper, above 1 flatter.
-        top_k: the draw is among so many of the most probable tokens; 0: among all.
+        max_new_tokens: largest number of tokens to generate; if None, 64 for a decoder, and for the others as many as
+            they were trained on. It is never more than the model has positions for.
+        sample: whether a decoder draws each token; if not, it takes the most probable one, as the other families do.
+        temperature: temperature of the draw: below 1 sharper, above 1 flatter.
+        top_k: the draw is among this many of the most probable tokens; 0: among all.
         top_p: the draw is among the most probable tokens that have this share of the probability.
         beams: number of beams to search with, instead of drawing.
-        seed: of the draw; None: another text each time.
+        seed: seed of the draw; None: another text each time.
 
     Returns:
-        The generated text; a decoder's with its prompt.
+        The generated text; for a decoder it begins with the prompt.
 
     Raises:
-        ValueError: for a prompt that is empty or too long, a file that is no image, or an option out of range.
+        ValueError: if there is no such model, the prompt is empty, too long or no image, or an option is out of range.
     """
     for name, value, fits, allowed in (
         ("max_new_tokens", max_new_tokens, max_new_tokens is None or max_new_tokens >= 1, "at least 1"),
@@ -99,7 +68,7 @@ def generate_text(
     require_beams(beams)
     if seed is not None:
         require_seed(seed)
-    network, processor = load_generator(model)
+    network, processor = load_network(model, for_generation)
     options: dict[str, Any] = {"num_beams": beams}
     if network.config.is_encoder_decoder:
         inputs = _read_source(prompt, processor)
@@ -126,7 +95,7 @@ def generate_text(
 def _read_source(prompt: str | Path, processor: Any) -> dict[str, Any]:
     if hasattr(processor, "image_processor"):
         if not Path(prompt).is_file():
-            raise ValueError(f"`prompt` ({prompt}) must be the file of an image: there is none of that name")
+            raise ValueError(f"`prompt` ({prompt}) must be the file of an image: there is no such file")
         return processor(images=str(prompt), return_tensors="pt")
     return _read_prompt(str(prompt), processor)
 

@@ -1,4 +1,4 @@
-"""How much of a captioner's attention lies on the marks of letters: the built-in glyphs tell where these are."""
+"""Measuring how much of a captioner's attention lies on the marks of letters, whose place the built-in glyphs know."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from ..inspection.faithfulness.glyph_marks import (
     receptive_field,
 )
 from ..inspection.faithfulness.report import Estimate, estimate
-from ..loading import require_ending
+from ..loading import for_attention, load_network, require_ending
 from ..training.builtin.glyphs import SIZES, GlyphDrawing, glyph_drawing
-from .draw_attention import load_attentive
 
 SHOWN = 5
 # Letters that lose their dot where they get a mark above.
@@ -30,7 +29,14 @@ _DOTLESS = {"i": "\N{LATIN SMALL LETTER DOTLESS I}", "j": "\N{LATIN SMALL LETTER
 
 
 class MarksFound(NamedTuple):
-    """What `inspect_marks` came to: the letters, what was measured of them, and how far a place in the middle sees."""
+    """The results of `inspect_marks`.
+
+    Attributes:
+        examples: the letters.
+        figures: what was measured of them.
+        field: height and width, in pixels, that a place in the middle of the feature map sees.
+        grid: height and width of the feature map.
+    """
 
     examples: list[MarkedImage]
     figures: MarkFigures
@@ -54,21 +60,21 @@ def inspect_marks(
         model: folder of a run or of a model, or a Hub id, of a captioner that was trained on the built-in glyphs.
         output: file of the picture.
         mark: the mark's name in the captions, in any case.
-        examples: how many drawings of the test split are looked at, or all, where there are fewer.
-        layer: see `measure_marks`, as for the two after it.
-        head: see there.
-        seed: see there.
+        examples: number of drawings of the test split to look at; all of them if there are fewer.
+        layer: the layer to look at, from 0; -1 is the last.
+        head: the head to look at, from 0, or "mean" over all heads.
+        seed: seed of what other drawings each one is compared with.
 
     Raises:
-        ValueError: if there is no such model or mark, the model is no captioner that attends, or an argument is not
-            what it may be.
+        ValueError: if there is no such model or mark, the model is no captioner that attends, or an argument is out
+            of range.
     """
     file = Path(output)
     require_ending(file)
     if examples < 1:
         raise ValueError(f"`examples` ({examples}) must be at least 1")
     chosen = marked_images(mark, examples)
-    network, processor = load_attentive(model)
+    network, processor = load_network(model, for_attention)
     if not hasattr(network, "feature_grid"):
         raise ValueError(f"`model` ({model}) is a {type(network).__name__}, which is no captioner of ours")
     figures = measure_marks(network, processor, chosen, layer=layer, head=head, seed=seed)
@@ -83,12 +89,12 @@ def inspect_marks(
 
 
 def marked_images(mark: str, number: int, split: str = "test") -> list[MarkedImage]:
-    """The first drawings of letters with one mark in a split of the glyphs, and where the mark is in each.
+    """Returns the first drawings of letters with a mark in a split of the glyphs, and where the mark is in each.
 
     Drawings in which the letter is not a part of the letter with the mark are left out (a horn changes its shape).
 
     Raises:
-        ValueError: if no letter has the mark; those that there are are named.
+        ValueError: if no letter has the mark; the error names the marks that letters have.
     """
     found: list[MarkedImage] = []
     marks: Counter[str] = Counter()
@@ -131,7 +137,7 @@ def _locate(drawing: GlyphDrawing, caption: str, mark: str) -> MarkedImage | Non
 
 
 def mark_lines(found: MarksFound) -> list[str]:
-    """What was found, for a reader."""
+    """Describes the results."""
     examples, figures = found.examples, found.figures
     mark = examples[0].mark.upper()
     letters = "".join(sorted({example.character for example in examples}))
@@ -168,7 +174,7 @@ def mark_lines(found: MarksFound) -> list[str]:
 
 
 def _share(value: Estimate) -> str:
-    # Of another drawing's map there is none, where there is one drawing.
+    # A single drawing has no other one whose map it could be compared with.
     if not value.count:
         return "none"
     return f"{value.mean:.1%} [{value.low:.1%}, {value.high:.1%}]"

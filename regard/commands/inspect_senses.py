@@ -1,45 +1,57 @@
-"""The command that sets a word's contextual vectors beside its static one."""
+"""Setting a word's contextual vectors beside its static one: what `regard inspect senses` does."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from ..configuration.extras import require_extra
 from ..configuration.seeds import require_seed
 from ..inspection.senses.figure import draw_senses, example_line, title_of
 from ..inspection.senses.senses import WordSenses, word_senses
-from ..loading import require_ending
+from ..loading import for_attention, load_network, require_ending
 from ..modeling.loading.load import require_text
 from ..training.examples.sentences import split_sentences
 from ..training.reading.documents import load_documents
-from .draw_attention import load_attentive
-
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
-@app.command(short_help="Show the uses of a word, by its contextual vectors.")
-def senses(
-    model: Annotated[str, typer.Argument(help="Folder of a run or a model, or a Hub id.")],
-    word: Annotated[str, typer.Argument(help="The word.")],
-    data: Annotated[str, typer.Option(help="Source of texts, as for `train`.")] = "python-docs",
-    documents: Annotated[int, typer.Option(help="How many of its documents are read at most.")] = 10_000,
-    language: Annotated[str, typer.Option(help="The texts' ISO 639 code, by which they are split.")] = "en",
-    layer: Annotated[int, typer.Option(help="Layer, from 0, the embeddings; -1 is the last.")] = -1,
-    senses: Annotated[int | None, typer.Option(help="Number of clusters; what seems right, if not given.")] = None,
-    examples: Annotated[int, typer.Option(help="How many are shown of each cluster.")] = 3,
-    max_length: Annotated[int, typer.Option(help="How many tokens around the word the model reads at most.")] = 64,
-    seed: Annotated[int, typer.Option(help="Of samples, clusters and word2vec.")] = 0,
-    output: Annotated[Path, typer.Option(help="File of the picture, .png or .svg.")] = Path("senses.png"),
-) -> None:
-    """Cluster a word's contextual vectors, beside its word2vec neighbours, and split their variance by contexts."""
+def inspect_senses(
+    model: str | Path,
+    word: str,
+    output: str | Path,
+    *,
+    data: str = "python-docs",
+    documents: int = 10_000,
+    language: str = "en",
+    layer: int = -1,
+    senses: int | None = None,
+    examples: int = 3,
+    max_length: int = 64,
+    seed: int = 0,
+) -> WordSenses:
+    """Clusters a word's contextual vectors, beside its word2vec neighbours, and draws them.
+
+    Args:
+        model: folder of a run or of a model, or a Hub id.
+        word: the word.
+        output: file of the picture, .png or .svg.
+        data: source of texts, as for training.
+        documents: largest number of its documents to read.
+        language: ISO 639 code of the texts' language, for splitting sentences.
+        layer: the layer, from 0, the embeddings; -1 is the last.
+        senses: number of clusters; chosen from the data if None.
+        examples: number of examples to keep of each cluster.
+        max_length: largest number of tokens around the word to read.
+        seed: seed of samples, clusters and word2vec.
+
+    Raises:
+        ValueError: if there is no such model, an argument is out of range, the file can't be written, or a package
+            that is needed is not installed.
+    """
     require_ending(output, (".png", ".svg"))
     require_text(word, "word")
     require_seed(seed)
     require_extra("senses")
-    network, tokenizer = load_attentive(model)
+    network, tokenizer = load_network(model, for_attention)
     texts = load_documents(data, max_documents=documents)["text"]
     found = word_senses(
         network,
@@ -53,14 +65,13 @@ def senses(
         seed=seed,
     )
     figure = draw_senses(found, f"{title_of(found)} · {model}")
-    # However wide a font is, nothing is cut.
+    # However wide a font is, nothing is cut off.
     figure.savefig(output, dpi=110, bbox_inches="tight", pad_inches=0.15)
-    typer.echo("\n".join(sense_lines(found)))
-    typer.echo(f"Drawn in {output}")
+    return found
 
 
 def sense_lines(found: WordSenses) -> list[str]:
-    """A word's uses in words and numbers."""
+    """Describes a word's uses in words and numbers."""
     clusters, own = found.clusters, found.layers[found.layer]
     lines = [
         f"{found.word}: {len(found.occurrences)} of the {found.contexts} sentences that have it, layer {found.layer} "

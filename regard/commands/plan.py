@@ -6,35 +6,12 @@ from typing import Any
 
 import torch
 
-from ..training.families.registry import TRAINABLE
+from ..training.families.base import Recipe
+from ..training.families.registry import recipe_of
 from ..training.planning.plan import Plan, plan
 
-# The settings of training that change what it takes.
-PLANNED = frozenset(
-    {
-        "size",
-        "config",
-        "dropout",
-        "max_length",
-        "batch_size",
-        "accumulation",
-        "precision",
-        "sharding",
-        "steps",
-        "tokenizer",
-        "vocab_size",
-        "units",
-        "mask_rate",
-        "next_sentence",
-        "alignment",
-        "rnn_type",
-        "image_size",
-        "backbone",
-        "freeze_backbone",
-        "decoder_type",
-        "attention_regularization",
-    }
-)
+# The settings of every family that change what a run takes.
+_PLANNED = "size config dropout max_length batch_size accumulation precision sharding steps tokenizer".split()
 
 _UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 
@@ -49,26 +26,24 @@ def plan_training(
     measure: bool = False,
     efficiency: float = 1.0,
 ) -> Plan:
-    """Tells what a training run takes: parameters, memory of each device, operations and time.
-
-    The result and the errors are those of `training.planning.plan`.
+    """Estimates what a training run takes: parameters, memory of each device, operations and time.
 
     Args:
         family: name of the model's family.
         settings: fields of the family's settings by name.
-        devices: how many share each batch.
-        tokens: to train on, as training counts them; those of the settings' `steps` if None, or a billion.
-        speed: of one device, in tokens per second.
-        measure: whether to measure the speed here.
+        devices: number of devices that share each batch.
+        tokens: number of tokens to train on, as training counts them; if None those of the settings' `steps`, or a
+            billion.
+        speed: tokens per second of one device.
+        measure: whether to measure the speed on this machine.
         efficiency: share of its speed that each of several devices keeps.
 
     Raises:
-        ValueError: if there is no such family.
+        ValueError: if there is no such family, an argument is out of range, or the model is too large to be tried out
+            on this machine.
     """
-    if family not in TRAINABLE:
-        raise ValueError(f"`family` ({family!r}) must be one of {', '.join(TRAINABLE)}")
     return plan(
-        TRAINABLE[family],
+        recipe_of(family),
         settings,
         devices=devices,
         tokens=tokens,
@@ -78,8 +53,13 @@ def plan_training(
     )
 
 
+def planned_settings(recipe: Recipe[Any]) -> set[str]:
+    """Returns the names of the settings that change what a run takes."""
+    return {*_PLANNED, *recipe.planned}
+
+
 def plan_lines(made: Plan) -> list[str]:
-    """A plan for people."""
+    """Describes a plan."""
     parameters, memory = made.parameters, made.memory
     parts = {name: getattr(parameters, name) for name in ("embeddings", "backbone", "blocks", "heads")}
     named = ", ".join(f"{name} {number:,}" for name, number in parts.items() if number)
@@ -122,15 +102,15 @@ def _time_rows(made: Plan) -> list[tuple[str, str]]:
         source = "measured here" + (f" with {threads} thread{'s' * (threads > 1)}" if made.device == "cpu" else "")
     speed = f"{made.speed:,.0f} tokens a second ({source}), {_flops(made.speed * made.flops_per_token)} a second"
     rows = [("Speed", f"{speed}, of each device" if made.devices > 1 else speed)]
-    told = _duration(made.seconds)
+    time = _duration(made.seconds)
     if made.devices > 1:
         kept = "all of it" if made.efficiency == 1 else f"{made.efficiency:.0%} of it"
-        told += f", if each of the {made.devices} devices keeps {kept}"
-    return [*rows, ("Time", told)]
+        time += f", if each of the {made.devices} devices keeps {kept}"
+    return [*rows, ("Time", time)]
 
 
 def _size(number: int) -> str:
-    """Bytes for people."""
+    """Formats a number of bytes."""
     for power, unit in ((30, "GiB"), (20, "MiB")):
         if number >= 2**power:
             return f"{number / 2**power:9,.2f} {unit}"
@@ -138,7 +118,7 @@ def _size(number: int) -> str:
 
 
 def _flops(number: float) -> str:
-    """A number of operations for people."""
+    """Formats a number of operations."""
     for power, prefix in ((24, "Y"), (21, "Z"), (18, "E"), (15, "P"), (12, "T"), (9, "G")):
         if number >= 10**power:
             return f"{number / 10**power:,.2f} {prefix}FLOP"
@@ -146,6 +126,6 @@ def _flops(number: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """A time for people."""
+    """Formats a time."""
     length, name = next((unit for unit in _UNITS if seconds >= unit[0]), _UNITS[-1])
     return f"{seconds / length:,.1f} {name}"

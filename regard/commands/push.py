@@ -9,10 +9,11 @@ import transformers
 from huggingface_hub import ModelCardData
 from transformers import AutoConfig, PreTrainedConfig
 
+from ..families.registry import family_of_type
 from ..modeling.loading.load import load_part, model_path
 from ..sharing.hub import check_folder, push_folder
 
-# The Auto classes that a card tells of, and the Hub's names of their tasks. It has none for texts made of texts.
+# The Auto classes that a card names, and the Hub's names of their tasks. It has no name for text to text.
 _TASKS = {
     "AutoModelForMaskedLM": "fill-mask",
     "AutoModelForCausalLM": "text-generation",
@@ -59,28 +60,34 @@ def push(
 ) -> str:
     """Pushes the model of a run, or of a folder, to the Hub.
 
-    A run's model has a card. Where there is none, neither here nor on the Hub, the model is given one that says what
-    it is and how to load it. Other errors are those of `sharing.hub.push_folder`.
+    The model of a run has a card. If a model has none, neither here nor on the Hub, it gets one that says what it is
+    and how to load it.
 
     Args:
         run: folder of a run or of a model.
-        repo_id: of the repository on the Hub, made if it is not there: `name/model`, or `model` for one's own.
-        private: whether others may not see it.
-        revision: the branch to push to, made if it is not there; None: `main`.
+        repo_id: id of the repository on the Hub, which is made if it does not exist: `name/model`, or `model` for the
+            account's own.
+        private: whether to make a repository that others can't see.
+        revision: branch to push to, made if it does not exist; None: `main`.
         bundle: whether to add the model's code, so that it loads where this package is not installed.
-        token: of an account that may write; None: the one of `hf auth login` or `HF_TOKEN`.
-        message: of the commit.
-        license: of the model, as the Hub names it (`apache-2.0`), for the card; None: what the card says.
-        language: of the model's texts, or several, as the Hub names them (`en`); None: what the card says.
+        token: token of an account that may write; None: the one of `hf auth login` or `HF_TOKEN`.
+        message: message of the commit.
+        license: license of the model for the card, as the Hub names it (`apache-2.0`); None keeps the card's.
+        language: language of the model's texts for the card, or several, as the Hub names them (`en`); None keeps the
+            card's.
 
     Returns:
         The address of the commit.
 
     Raises:
-        ValueError: if there is no such folder, or it holds no model.
+        ValueError: if there is no such folder, it holds no model, an argument is malformed, or the Hub refuses the
+            card.
+        PermissionError: if there is no token, or it may not write to the repository.
+        ConnectionError: if the Hub cannot be reached, or the connection breaks for good.
+        OSError: if the Hub refuses for another reason.
     """
     if not Path(run).is_dir():
-        raise ValueError(f"`run` ({run}) must be the folder of a run or of a model: there is none of that name")
+        raise ValueError(f"`run` ({run}) must be the folder of a run or of a model: there is no such folder")
     folder = Path(model_path(run))
     check_folder(folder)
     card = plain_card(folder, repo_id.rpartition("/")[2], bundle)
@@ -99,15 +106,15 @@ def push(
 
 
 def plain_card(folder: Path, title: str, bundle: bool) -> str:
-    """The card of a model of which nothing but its files is known.
+    """Makes the card of a model that is known by its files alone.
 
     Args:
-        folder: of the model.
-        title: of the card.
-        bundle: whether the model's code is beside it.
+        folder: folder of the model.
+        title: title of the card.
+        bundle: whether the model's code is pushed with it.
     """
     config = load_part(AutoConfig, folder, f"`run` ({folder})")
-    ours = config.model_type.startswith("regard_")
+    ours = family_of_type(config.model_type) is not None
     imports = [_auto_class(config)]
     data = ModelCardData(
         library_name="transformers",
@@ -137,14 +144,14 @@ def plain_card(folder: Path, title: str, bundle: bool) -> str:
 
 
 def _architecture(config: PreTrainedConfig) -> str | None:
-    """The class that a configuration names, if it is a name: the file may hold anything, and a card shows it."""
+    """Returns the class that a configuration names, if it is a valid name: the file may hold anything."""
     names = config.architectures
     first = names[0] if isinstance(names, list) and names else None
     return first if isinstance(first, str) and first.isidentifier() else None
 
 
 def _auto_class(config: PreTrainedConfig) -> str:
-    """The Auto class that loads the architecture of a configuration."""
+    """Returns the name of the Auto class that loads the architecture of a configuration."""
     architecture = _architecture(config)
     for name in _TASKS:
         mapping = getattr(transformers, name)._model_mapping

@@ -1,4 +1,4 @@
-"""Training a model and describing it: what `regard train` does.
+"""Training a model and describing the results: what `regard train` does.
 
 `train_bert`, `train_decoder` and so on are `train_model` for the family of that name:
 `train_bert("runs/mine", {"steps": 100})` is `train_model("bert", "runs/mine", {"steps": 100})`.
@@ -7,15 +7,17 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
 
+from ..families.registry import FAMILIES
 from ..modeling.loading.load import MODEL
 from ..sharing.cards import card_of, examples_of, figure_rows, write_card
-from ..training.families.registry import TRAINABLE
+from ..training.families.registry import recipe_of
 from ..training.families.train import train
 
 logger = logging.getLogger(__name__)
@@ -29,53 +31,62 @@ def train_model(
     resume: bool = False,
     accept_changes: bool = False,
 ) -> dict[str, Any]:
-    """Trains a model, writes its model card and logs what came out.
-
-    The other arguments, the result and the errors are those of `training.family.train`.
+    """Trains a model, writes its model card and logs the results.
 
     Args:
         family: name of the model's family.
         output: folder of the run; `runs/` and the family's name if None.
         settings: fields of the family's settings by name.
-        resume: go on with the run in `output`, or start it if there is none.
-        accept_changes: go on though settings, data, tokenizer or model are not those that the run began with.
+        resume: continue the run in `output`, or start it if the folder has none.
+        accept_changes: continue although settings, data, tokenizer or model differ from those that the run began
+            with.
+
+    Returns:
+        The results of the run, as `results.json` holds them.
 
     Raises:
-        ValueError: if there is no such family.
+        ValueError: if there is no such family, or its settings, data or folder can't be used.
+        FloatingPointError: if losses or gradients are not finite.
+        OSError: if a file can't be written.
+        SystemExit: after SIGINT or SIGTERM, once a checkpoint is saved.
     """
-    if family not in TRAINABLE:
-        raise ValueError(f"`family` ({family!r}) must be one of {', '.join(TRAINABLE)}")
+    recipe = recipe_of(family)
     folder = Path("runs", family) if output is None else Path(output)
-    results = train(TRAINABLE[family], folder, settings, resume=resume, accept_changes=accept_changes)
+    results = train(recipe, folder, settings, resume=resume, accept_changes=accept_changes)
     describe(results, folder / MODEL)
     return results
 
 
-train_bert = partial(train_model, "bert")
-train_decoder = partial(train_model, "decoder")
-train_transformer = partial(train_model, "transformer")
-train_recurrent = partial(train_model, "recurrent")
-train_captioner = partial(train_model, "captioner")
-for _function in (train_bert, train_decoder, train_transformer, train_recurrent, train_captioner):
-    _function.__doc__ = f"Trains a model of the family {_function.args[0]!r}: see `train_model` for the arguments."
+@cache
+def _train_function(family: str) -> Callable[..., dict[str, Any]]:
+    function = partial(train_model, family)
+    function.__doc__ = f"Trains a model of the family {family!r}. Its other arguments are those of `train_model`."
+    return function
+
+
+def __getattr__(name: str) -> Any:
+    family = name.removeprefix("train_")
+    if family == name or family not in FAMILIES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _train_function(family)
 
 
 def describe(results: dict[str, Any], model: Path) -> None:
-    """Writes the card of a model that was trained or fine-tuned, and logs what came out; the first process alone does.
+    """Writes the card of a model that was trained or fine-tuned, and logs the results, in the first process alone.
 
     Args:
-        results: of the run.
+        results: results of the run.
         model: folder of the model.
     """
     if PartialState().is_main_process:
-        # The card of a run that had ended before may have been edited since.
+        # If the run had ended before, its card may have been edited since.
         if not (model / "README.md").exists():
             write_card(model, results)
         logger.info("%s", summary(results, model))
 
 
 def summary(results: dict[str, Any], model: Path) -> str:
-    """What a run came to, for people: time, figures and examples, and the line that loads the model."""
+    """Describes the results of a run: time, figures and examples, and the line that loads the model."""
     if "task" in results:
         epochs = f"{results['epoch']:g} epoch{'' if results['epoch'] == 1 else 's'}"
         done = f"Fine-tuned for {results['step']:,} steps, {epochs},"
@@ -96,11 +107,10 @@ def summary(results: dict[str, Any], model: Path) -> str:
 
 
 def figure_lines(results: dict[str, Any]) -> list[str]:
-    """The figures of a run or an evaluation beside their baselines, and the examples, for people.
+    """Describes the figures of a run or an evaluation beside their baselines, and the examples.
 
     Args:
-        results: what `training.family.train`, `training.finetune.finetune` or `training.evaluation.evaluate_model`
-            gave.
+        results: returned by training, fine-tuning or evaluation.
     """
     card = card_of(results)
     rows = figure_rows(card, results["metrics"])

@@ -11,7 +11,7 @@ from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import AutoConfig, BertConfig, PreTrainedConfig
 
 from regard import RegardBertConfig, RegardBertModel
-from regard.registration import FAMILIES
+from tests.support.families import FAMILIES
 
 every_family = pytest.mark.parametrize("config_class", FAMILIES, ids=lambda config_class: config_class.model_type)
 

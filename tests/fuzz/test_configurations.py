@@ -13,8 +13,8 @@ from transformers.activations import ACT2FN
 from regard.configuration.base import NORM_POSITIONS, POSITION_TYPES
 from regard.configuration.captioner import DECODER_TYPES, RegardCaptionerConfig
 from regard.configuration.recurrent import ALIGNMENT_NAMES, RNN_TYPES
-from regard.registration import FAMILIES
 from tests.fuzz.attempts import attempt, attempt_in_a_line
+from tests.support.families import FAMILIES
 
 # What a command of ours tells in one line.
 REFUSALS = (ValueError, StrictDataclassError)

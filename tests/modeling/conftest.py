@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from regard.modeling.losses import shift_right
-from regard.registration import FAMILIES
+from tests.support.families import FAMILIES
 
 LENGTHS = (11, 7, 4)
 TARGET_LENGTHS = (6, 9, 3)

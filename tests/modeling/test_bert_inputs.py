@@ -16,7 +16,7 @@ from regard import (
     RegardBertForTokenClassification,
     RegardBertModel,
 )
-from regard.registration import FAMILIES
+from tests.support.families import FAMILIES
 
 every_bert = pytest.mark.parametrize("bert_class", FAMILIES[RegardBertConfig].values(), ids=lambda c: c.__name__)
 SEP = 3

@@ -11,7 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_M
 
 from regard import RegardBertForMaskedLM, registration
 from regard.modeling.base import RegardPreTrainedModel
-from regard.registration import FAMILIES
+from tests.support.families import FAMILIES
 
 # What shifts every score of a softmax alike changes nothing, so these have a gradient of zero.
 SHIFTS = {

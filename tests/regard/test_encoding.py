@@ -56,6 +56,15 @@ def test_long_texts_are_cut_where_asked(model, tokenizer):
     assert not whole.allclose(cut, atol=1e-3)
 
 
+def test_the_model_keeps_its_mode(model, tokenizer):
+    model.train()
+    model.bert.pooler.eval()
+    before = [module.training for module in model.modules()]
+    regard.encode_texts(model, tokenizer, TEXTS[:2])
+    assert [module.training for module in model.modules()] == before
+    model.eval()
+
+
 def test_no_texts(model, tokenizer):
     assert regard.encode_texts(model, tokenizer, []).shape == (0, 24)
 

@@ -1,9 +1,11 @@
 """Checkpoints with their code beside them: loaded where the package is not, and where it is."""
 
 import ast
+import importlib
 import inspect
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +18,6 @@ import transformers
 from transformers.dynamic_module_utils import get_relative_import_files
 
 import regard
-from regard.registration import FAMILIES, PROCESSORS
 from regard.sharing.bundle import write_bundle
 from regard.tokenization.byte_level import train_byte_level
 from regard.tokenization.characters import train_characters
@@ -24,6 +25,7 @@ from regard.tokenization.generative import save_tokenizer
 from regard.tokenization.processor import make_captioner_processor
 from regard.tokenization.wordpiece import train_wordpiece
 from regard.tokenization.words import train_words
+from tests.support.families import FAMILIES, PROCESSORS
 from tests.support.fresh import run_python
 
 ROOT = Path(regard.__file__).resolve().parents[1]
@@ -305,10 +307,10 @@ def test_the_files_are_the_modules_but_for_imports(bundled):
     assert written == sorted(folder.glob("*.py"))
     for path in written:
         assert path.name.startswith("regard_")
-        _, folder_name, module = path.stem.split("_", 2)
-        package = ROOT if (ROOT / folder_name).is_dir() else Path(regard.__file__).parent
-        original = (package / folder_name / f"{module}.py").read_text()
         header, source = path.read_text().split("\n\n", 1)
+        module = re.search(r"This is (regard[.\w]+),", header)[1]
+        assert path.stem == module.replace(".", "_")
+        original = Path(importlib.import_module(module).__file__).read_text()
         assert all(line.startswith("# ") for line in header.splitlines())
         source = source.partition("\n\n\n# transformers saves a model with")[0].rstrip("\n") + "\n"
         assert without_own_imports(source) == without_own_imports(original)

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 
-from regard.sharing.cards import FAMILY_CARDS, model_card, public_source, write_card
+from regard.sharing.cards import model_card, public_source, write_card
 from regard.training.builtin.dates import LOCALES
 from tests.support.cards import ALL_RESULTS, CONFIG, CONFIGS, EXAMPLES, FAMILIES, RESULTS, cells, changed, rows
+from tests.support.families import FAMILY_CARDS
 
 # Nothing of the machine
 

@@ -8,9 +8,10 @@ from huggingface_hub import ModelCard
 
 from regard.configuration.captioner import RegardCaptionerConfig
 from regard.configuration.recurrent import RegardRecurrentConfig
-from regard.sharing.cards import FAMILY_CARDS, examples_of, figure_rows, model_card, write_card
+from regard.sharing.cards import examples_of, figure_rows, model_card, write_card
 from regard.training.families.registry import TRAINABLE
 from tests.support.cards import ALL_RESULTS, CONFIG, CONFIGS, EXAMPLES, FAMILIES, RESULTS, cells, changed, rows
+from tests.support.families import FAMILY_CARDS
 
 
 def test_a_card_is_read_back_with_its_figures(tmp_path):

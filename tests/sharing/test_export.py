@@ -14,12 +14,12 @@ from regard.configuration.captioner import RegardCaptionerConfig
 from regard.configuration.decoder import RegardDecoderConfig
 from regard.configuration.recurrent import RegardRecurrentConfig
 from regard.configuration.transformer import RegardTransformerConfig
-from regard.registration import FAMILIES
 from regard.sharing.export import export_model
 from regard.tokenization.byte_level import train_byte_level
 from regard.tokenization.characters import train_characters
 from regard.tokenization.generative import save_tokenizer
 from regard.tokenization.wordpiece import train_wordpiece
+from tests.support.families import FAMILIES
 from tests.support.fresh import run_python
 
 TEXTS = ["The cat sat, and the cat ran.", "Élan: the 3 cats' hats; a mat.", "a  b\nc  10 Nov. 2026"] * 3
@@ -441,7 +441,7 @@ def test_nothing_is_written_over(save_model, tmp_path):
     _, folder = save_model(BERT_HEADS["AutoModel"])
     (tmp_path / "file").write_text("")
     for output in (folder, tmp_path / "file"):
-        with pytest.raises(ValueError, match=r"`output` .* must be a folder that is empty or not there yet"):
+        with pytest.raises(ValueError, match=r"`output` .* must be a folder that is empty or does not exist yet"):
             export_model(folder, output)
     (tmp_path / "empty").mkdir()
     assert export_model(folder, tmp_path / "empty") == tmp_path / "empty"

@@ -200,7 +200,8 @@ def test_exported_models_have_no_code_to_add(hub, client, tmp_path, bert):
     client(push_folder, tmp_path / "stock", "me/stock", token=WRITE)
     assert not [name for name in hub.files("me/stock") if name.endswith(".py")]
     assert json.loads(hub.text("me/stock", "config.json"))["model_type"] == "bert"
-    named = {stock.model_type for stocks in export._ARCHITECTURES.values() for stock in stocks.values()}
+    layouts = (export._DECODER_LAYOUTS, export._TRANSFORMER_LAYOUTS)
+    named = {stock.model_type for stocks in layouts for stock in stocks.values()}
     assert set(EXPORTED_TYPES) == named | {"bert"}
 
 

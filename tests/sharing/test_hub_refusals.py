@@ -43,7 +43,7 @@ def write(name, text):
 @pytest.mark.parametrize(
     ("spoil", "complaint"),
     [
-        (shutil.rmtree, "there is none of that name"),
+        (shutil.rmtree, "there is no such folder"),
         (drop("config.json"), "has no config.json"),
         (write("config.json", "{"), "config.json that is not JSON"),
         (write("config.json", "[]"), "config.json that is not a JSON object"),

@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from transformers import AddedToken, Trainer, TrainingArguments
 
 import regard
-from regard.registration import FAMILIES
 from regard.sharing.bundle import write_bundle
 from regard.sharing.export import export_model
 from regard.sharing.hub import push_folder
+from tests.support.families import FAMILIES
 from tests.support.hub.client import error_of
 from tests.support.hub.models import TINY, fingerprint, make_model, pull, save_model
 from tests.support.hub.server import READ, WRITE

@@ -1,1 +1,1 @@
-"""Data that needs no network: Python's documentation, dates and glyphs."""
+"""Built-in data, which needs no network: Python's documentation, dates and glyphs."""

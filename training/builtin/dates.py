@@ -1,6 +1,6 @@
-"""The built-in sequence-to-sequence task: dates as they are written in many languages, to be rewritten as ISO 8601.
+"""The built-in sequence-to-sequence data: dates as many languages write them, to be rewritten as ISO 8601.
 
-Nothing is downloaded: Babel carries the date formats and the names of months and days of the Unicode CLDR.
+Nothing is downloaded: Babel contains the date formats and the names of months and days of the Unicode CLDR.
 """
 
 import datetime
@@ -16,8 +16,8 @@ from babel.dates import format_date, tokenize_pattern, untokenize_pattern
 from datasets import Dataset, Features, Value
 from datasets.fingerprint import Hasher
 
-# Languages that differ in script, in the order of day, month and year, or in both. Left out is what needs invisible
-# marks of direction (Arabic) or is not written in the Gregorian calendar by default (Thai, Persian).
+# Languages that differ in script, in the order of day, month and year, or in both. Languages that need invisible marks
+# of direction (Arabic), or whose default calendar is not the Gregorian (Thai, Persian), are left out.
 LOCALES = tuple("cs da de el en_GB en_US es fi fr he hi hu it ja ko lt nl pl pt_BR ru sv tr uk zh".split())
 
 SIZES = {"train": 100_000, "validation": 2_000, "test": 2_000}
@@ -25,7 +25,7 @@ SIZES = {"train": 100_000, "validation": 2_000, "test": 2_000}
 FIRST_DATE = datetime.date(1900, 1, 1)
 LAST_DATE = datetime.date(2099, 12, 31)
 
-# Part of every cache key: to be raised whenever the same arguments give other rows than before.
+# Part of every cache key: raise it whenever the same arguments give other rows than before.
 FORMAT_VERSION = 1
 
 _SPLITS = tuple(SIZES)
@@ -43,26 +43,26 @@ def load_dates(
 ) -> Dataset:
     """Loads rows such as `en_US: Tuesday, November 10, 2026; 1/5/1987`, to be rewritten as `2026-11-10 1987-01-05`.
 
-    A source is a locale's name and then one or more dates in that locale, each in a format of its own; the target is
-    the same dates in ISO 8601. The year always has four digits, so that name and date together tell the day.
+    A source is the name of a locale, followed by one or more dates in that locale, each in a random format; the target
+    is the same dates in ISO 8601. The year always has four digits, so that locale and date determine the day.
 
     The splits share no date: nine in ten of the days from 1900 to 2099 belong to `train`, and each other split has
-    half of the rest. Row i depends on its number and the arguments but `size` alone, so a longer data set starts with
-    the shorter one. The rows are written to the cache of `datasets`, where a later call with the same arguments finds
+    half of the rest. Row i depends only on i and the arguments except `size`, so a longer data set starts with the
+    shorter one. The rows are written to the cache of `datasets`, where a later call with the same arguments finds
     them.
 
     Args:
         split: `train`, `validation` or `test`.
         locales: Which of `LOCALES` to draw from.
-        max_dates: The most dates in a row. Any number from one up to this is as likely as any other.
-        size: The number of rows. None takes that of `SIZES`.
-        seed: Another seed draws other rows. Which dates belong to a split does not depend on it.
+        max_dates: The most dates in a row. All numbers from one to this are equally likely.
+        size: The number of rows; None for the number in `SIZES`.
+        seed: Another seed draws other rows. The dates of a split do not depend on it.
 
     Returns:
         A data set with the columns `source` and `target`.
 
     Raises:
-        ValueError: An argument is not what it may be.
+        ValueError: An argument is out of range, or a locale is unknown.
     """
     if split not in SIZES:
         raise ValueError(f"`split` ({split!r}) must be one of {', '.join(map(repr, SIZES))}")
@@ -91,7 +91,7 @@ def load_dates(
 
 
 def parse_dates_name(name: str) -> tuple[str, ...]:
-    """Returns the locales that the name of this task asks for.
+    """Returns the locales in a name of this data.
 
     Args:
         name: `dates` for all of `LOCALES`, or `dates:` and some of them: `dates:de,fr,en_US`.
@@ -111,9 +111,9 @@ def parse_dates_name(name: str) -> tuple[str, ...]:
 
 @cache
 def date_patterns(locale: str) -> tuple[str, ...]:
-    """Returns the locale's different ways to write a whole date, as CLDR patterns that `format_date` takes.
+    """Returns the ways in which a locale writes a whole date, as CLDR patterns for `format_date`.
 
-    They are the CLDR's own but for the year, which is written in full where the CLDR has the last two digits.
+    They are the CLDR's own patterns, except that a year of two digits is written with four.
 
     Args:
         locale: One of `LOCALES`.
@@ -160,7 +160,7 @@ def _dates(split: str) -> tuple[datetime.date, ...]:
 
 
 def _split_of(day: int) -> str:
-    # A hash that is the same in every process and on every machine, which Python's own is not.
+    # Unlike Python's own hash, this one is the same in every process and on every machine.
     percent = int.from_bytes(hashlib.blake2b(str(day).encode(), digest_size=8).digest(), "big") % 100
     if percent < 5:
         return "validation"

@@ -1,6 +1,6 @@
-"""The built-in captioning task: letters drawn with the DejaVu fonts, captioned by their names in Unicode.
+"""The built-in captioning data: letters drawn with the DejaVu fonts, captioned by their names in Unicode.
 
-Nothing is downloaded: matplotlib carries the fonts, and Python the names.
+Nothing is downloaded: matplotlib contains the fonts, and Python the names.
 """
 
 import hashlib
@@ -24,14 +24,14 @@ from datasets.fingerprint import Hasher
 from matplotlib.ft2font import FT2Font
 from PIL import Image, ImageDraw, ImageFilter, ImageFont, ImageOps
 
-# Left out are the bold faces, whose breve and caron are one blot at this size, and the italic, which draws a Cyrillic
-# i as a Latin u.
+# The bold faces are left out, as breve and caron look the same in them at this size, and so is the italic one, which
+# draws a Cyrillic i as a Latin u.
 FACES = ("DejaVuSans", "DejaVuSans-Oblique", "DejaVuSansMono", "DejaVuSerif")
 
 SIZES = {"train": 20_000, "validation": 1_000, "test": 1_000}
 MIN_IMAGE_SIZE = 32
 
-# Part of every cache key: to be raised whenever the same arguments give other rows than before.
+# Part of every cache key: raise it whenever the same arguments give other rows than before.
 FORMAT_VERSION = 1
 
 _SPLITS = tuple(SIZES)
@@ -41,8 +41,9 @@ _MIN_PARTNERS = 12  # letters that bear a mark
 _MIN_TRAIN_PARTNERS = 8  # those of them that are in the training split
 _MAX_MARKS = 2
 
-# Two drawings are alike when their widths and heights differ by no more than the sizes within one data set, and when,
-# stretched to squares of one size, they differ nowhere by more than this in their blackness (0 to 1).
+# Two drawings are alike if the ratios of their widths and of their heights are at most the second number (no more than
+# the sizes in one data set differ), and if their blackness (0 to 1), once both are stretched to squares of one size,
+# differs by at most the first number everywhere.
 _ALIKE = 0.3
 _ALIKE_RATIO = 1.2
 _LARGE_SIZE = 96
@@ -52,35 +53,37 @@ _SHAPE_SIZE = 24
 def load_glyphs(split: str = "train", *, image_size: int = 48, size: int | None = None, seed: int = 0) -> Dataset:
     """Loads drawings of letters and their captions, such as `latin small letter a with diaeresis`.
 
-    A drawing is dark on light, in one of `FACES`. Its size varies so little (from 2/3 to 3/4 of the image's for what
-    typographers call the em) that small and capital letters of one shape differ in height, and its place is anywhere
-    within the image. The letters are those of the Latin, Greek and Cyrillic scripts that fulfil these conditions:
+    A drawing is dark on light, in one of `FACES`, at a random place in the image. The font size is between 2/3 and 3/4
+    of the image size, a range so narrow that small and capital letters of one shape still differ in height. The
+    letters are those of the Latin, Greek and Cyrillic scripts that meet these conditions:
 
-    - All faces have the letter. If it bears no mark, they have both its capital and its small form.
-    - Its name describes the drawing: as Unicode decomposes it, a letter named `a with diaeresis` is an `a` and a mark,
-      and one named without `with` has no parts. (The Cyrillic io, drawn as an e with diaeresis, is left out.)
-    - No face draws it like another that comes before it in Unicode. Of A, Alpha and the Cyrillic A, the Latin is kept.
-    - Its marks are at most two, at least twelve letters bear each of them, and the letter without marks is kept too.
+    - All faces have the letter. If it has no mark, they have both its capital and its small form.
+    - Its name describes the drawing: Unicode decomposes a letter named `a with diaeresis` into an `a` and a mark, and
+      does not decompose a letter whose name has no `with`. (The Cyrillic io, drawn as an e with diaeresis, is left
+      out.)
+    - No face draws it like another letter that precedes it in Unicode. Of A, Alpha and the Cyrillic A, the Latin A is
+      kept.
+    - It has at most two marks, at least twelve letters have each of them, and the letter without marks is kept too.
 
-    The splits share no letter. `validation` and `test` hold letters with marks only, about one in eight of them each;
-    the same letters without marks, and the same marks on other letters (at least eight), are in `train`. So a caption
-    there is new, but none of its words is. A letter that is no taller for its marks, such as the Czech ď, whose caron
-    stands beside it like an apostrophe, is in `train` as well.
+    The splits share no letter. `validation` and `test` hold only letters with marks, about one in eight of them each;
+    the same letters without marks, and the same marks on at least eight other letters, are in `train`. So the captions
+    of the held-out splits are new, but their words are not. A letter whose marks do not make it taller, such as the
+    Czech ď with its caron beside it, is always in `train`.
 
-    Row i depends on its number and the arguments but `size` alone, so a longer data set starts with the shorter one.
-    The rows are written to the cache of `datasets`; a later call with the same arguments reads them there.
+    Row i depends only on i and the arguments except `size`, so a longer data set starts with the shorter one. The rows
+    are written to the cache of `datasets`, where a later call with the same arguments finds them.
 
     Args:
         split: `train`, `validation` or `test`.
         image_size: The width and height of the images in pixels.
-        size: The number of rows. None takes that of `SIZES`.
-        seed: Another seed draws other rows. Which letters belong to a split does not depend on it.
+        size: The number of rows; None for the number in `SIZES`.
+        seed: Another seed draws other rows. The letters of a split do not depend on it.
 
     Returns:
         A data set with the columns `image` (8-bit greyscale), `text` (the caption) and `character`.
 
     Raises:
-        ValueError: An argument is not what it may be.
+        ValueError: An argument is out of range.
     """
     _check_drawn(split, image_size, seed)
     if size is None:
@@ -107,9 +110,9 @@ class GlyphDrawing:
     Args:
         character: the letter.
         face: one of `FACES`.
-        font_size: in pixels.
-        image_size: the width and height of the image.
-        origin: where in the image the letter's origin lies, from the left and from the top.
+        font_size: the size of the font, in pixels.
+        image_size: the width and height of the image, in pixels.
+        origin: the place of the letter's origin in the image, in pixels from the left and from the top.
     """
 
     character: str
@@ -119,7 +122,7 @@ class GlyphDrawing:
     origin: tuple[int, int]
 
     def draw(self, character: str | None = None) -> Image.Image:
-        """Draws the letter, or another one in its place: in the same face and size, from the same origin."""
+        """Draws the letter, or another one in the same face and size at the same origin."""
         canvas = _draw_canvas(character or self.character, self.face, self.font_size)
         image = Image.new("L", (self.image_size, self.image_size), 255)
         left, top = self.origin
@@ -128,10 +131,10 @@ class GlyphDrawing:
 
 
 def glyph_drawing(split: str, index: int, *, image_size: int = 48, seed: int = 0) -> GlyphDrawing:
-    """Tells how a row of `load_glyphs` with the same arguments is drawn; `index` is its number, from 0.
+    """Returns how a row of `load_glyphs` with the same arguments is drawn; `index` is its number, from 0.
 
     Raises:
-        ValueError: An argument is not what it may be.
+        ValueError: An argument is out of range.
     """
     _check_drawn(split, image_size, seed)
     return _choose_drawing(glyph_characters(split), image_size, _row_generator(split, index, seed))
@@ -163,7 +166,7 @@ def _check_split(split: str) -> None:
 def _check_drawn(split: str, image_size: int, seed: int) -> None:
     _check_split(split)
     if image_size < MIN_IMAGE_SIZE:
-        raise ValueError(f"`image_size` ({image_size}) must be at least {MIN_IMAGE_SIZE}; marks are lost in less")
+        raise ValueError(f"`image_size` ({image_size}) must be at least {MIN_IMAGE_SIZE}; smaller images lose marks")
     if seed < 0:
         raise ValueError(f"`seed` ({seed}) must not be negative")
 
@@ -188,7 +191,7 @@ def _choose_drawing(characters: tuple[str, ...], image_size: int, rng: np.random
     face = FACES[rng.integers(len(FACES))]
     font_size = int(rng.integers(image_size * 2 // 3, image_size * 3 // 4 + 1))
     ink_left, ink_top, ink_right, ink_bottom = _ink_box(_draw_canvas(character, face, font_size))
-    # The outermost pixels stay free.
+    # The outermost pixels stay blank.
     left = int(rng.integers(1, image_size - (ink_right - ink_left)))
     top = int(rng.integers(1, image_size - (ink_bottom - ink_top)))
     origin = (left - ink_left + font_size, top - ink_top + 2 * font_size)
@@ -200,16 +203,16 @@ def _caption(character: str) -> str:
 
 
 def _draw_ink(character: str, face: str, font_size: int) -> Image.Image:
-    """Draws a letter light on dark, in an image that is as large as its ink."""
+    """Draws a letter light on dark, in an image of the size of its ink."""
     canvas = _draw_canvas(character, face, font_size)
     return canvas.crop(_ink_box(canvas))
 
 
-# Each is measured first and pasted then.
+# Each canvas is used twice: it is measured first and pasted then.
 @lru_cache(maxsize=1)
 def _draw_canvas(character: str, face: str, font_size: int) -> Image.Image:
     canvas = Image.new("L", (3 * font_size, 3 * font_size))
-    # From the middle, as a letter may reach to the left of its origin and below its line.
+    # The origin is in the middle, as a letter may extend to the left of it and below the line.
     ImageDraw.Draw(canvas).text((font_size, 2 * font_size), character, 255, _font(face, font_size), anchor="ls")
     return canvas
 
@@ -237,7 +240,7 @@ def _split_characters() -> Mapping[str, tuple[str, ...]]:
     characters = _choose_characters()
     number = sum(1 for character in characters if _marks(character)) * _HELD_OUT_PERCENT // 100
     candidates = [character for character in characters if _marks(character) and _is_taller(character)]
-    # The order of a hash that is the same in every process and on every machine, which Python's own is not.
+    # In the order of a hash that, unlike Python's own, is the same in every process and on every machine.
     candidates.sort(key=lambda character: hashlib.blake2b(character.encode()).digest())
     partners = _count_marks(characters)
     held_out = []
@@ -251,7 +254,7 @@ def _split_characters() -> Mapping[str, tuple[str, ...]]:
 
 
 def _is_taller(character: str) -> bool:
-    """Tells whether the marks stand above or below the letter in every face."""
+    """Returns whether the marks are above or below the letter in every face."""
     letter = _decompose(character)[0]
     heights = ([_draw_ink(drawn, face, _LARGE_SIZE).height for drawn in (character, letter)] for face in FACES)
     return all(height > alone for height, alone in heights)
@@ -263,7 +266,7 @@ def _choose_characters() -> list[str]:
     letters = {character for character in characters if not _marks(character)}
     compositions = [c for c in characters if _decompose(c)[0] in letters and 1 <= len(_marks(c)) <= _MAX_MARKS]
     partners = _count_marks(compositions)
-    # A letter that goes for one of its marks may leave the other with too few.
+    # Dropping a letter for one of its marks may leave too few letters with its other mark.
     while min(partners.values()) < _MIN_PARTNERS:
         compositions = [c for c in compositions if all(partners[mark] >= _MIN_PARTNERS for mark in _marks(c))]
         partners = _count_marks(compositions)
@@ -294,7 +297,7 @@ def _count_marks(characters: Sequence[str]) -> Counter[str]:
 
 
 def _drop_alike(characters: Sequence[str]) -> list[str]:
-    """Drops every letter that one of the faces draws like one before it."""
+    """Returns the letters without those that one of the faces draws like an earlier one."""
     inks = [[_draw_ink(character, face, _LARGE_SIZE) for character in characters] for face in FACES]
     sizes = np.log([[ink.size for ink in row] for row in inks])  # (face, letter, 2)
     shapes = np.array([[_shape(ink) for ink in row] for row in inks])  # (face, letter, pixel)
@@ -311,5 +314,5 @@ def _drop_alike(characters: Sequence[str]) -> list[str]:
 
 def _shape(ink: Image.Image) -> np.ndarray:
     square = ImageOps.expand(ink.resize((_SHAPE_SIZE, _SHAPE_SIZE), Image.Resampling.BOX), border=1)
-    # Blurred, as an edge that lies half a pixel off is no difference.
+    # Blurred, as a shift by half a pixel is no difference.
     return np.asarray(square.filter(ImageFilter.BoxBlur(1)), dtype=np.float32).ravel() / 255

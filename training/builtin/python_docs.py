@@ -1,7 +1,7 @@
-"""The Python documentation that every installation carries, as a corpus of English text.
+"""The documentation in every installation of Python, as a corpus of English text.
 
-Nothing is downloaded and nothing is imported but `pydoc_data.topics`, a module that holds one dictionary: docstrings
-are read from the source files with `ast`.
+Nothing is downloaded, and nothing is imported except `pydoc_data.topics`, a module with one dictionary: docstrings are
+read from the source files with `ast`.
 """
 
 import ast
@@ -15,14 +15,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 
-# Shorter documents are one line of an exception or a stub: padding, more than text, once they are packed.
+# Shorter documents are one line of an exception or a stub; once packed, they would be more padding than text.
 MIN_DOCUMENT_CHARACTERS = 64
 
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test"}
 _SKIPPED_MODULES = {"encodings"}  # the same sentence for every code page
 
 _MARKUP: tuple[tuple[re.Pattern[str], str], ...] = (
-    # An example runs from its prompt to the next blank line. It goes because it is code and numbers, not English.
+    # An example extends from its prompt to the next blank line. It is removed, as it is code and numbers, not English.
     (re.compile(r"^[ \t]*>>>.*(?:\n.*\S.*)*", re.MULTILINE), ""),
     (re.compile(r"^[ \t]*\.\. (?:code|code-block|math|testcode)::.*(?:\n(?:[ \t]+.*|[ \t]*$))*", re.MULTILINE), ""),
     # rules under headings and around tables
@@ -36,7 +36,7 @@ _MARKUP: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 def python_files(packages: Iterable[str] = ()) -> list[tuple[str, Path]]:
-    """Lists the source files of the standard library and of installed packages, tests left out.
+    """Returns the source files of the standard library and of installed packages, without tests.
 
     Args:
         packages: Top-level import names, such as `torch`. They are looked up, not imported.
@@ -45,7 +45,7 @@ def python_files(packages: Iterable[str] = ()) -> list[tuple[str, Path]]:
         (module name, path) of every module, in a fixed order.
 
     Raises:
-        ValueError: A name is not that of an installed package, or the package has no Python source.
+        ValueError: A package is not installed, or has no Python source.
     """
     library = Path(sysconfig.get_path("stdlib"))
     files: dict[str, Path] = {}
@@ -63,16 +63,16 @@ def iter_python_docs(packages: Iterable[str] = ()) -> Iterator[tuple[str, str]]:
     """Yields the documents of the Python documentation.
 
     A document is a topic of the language reference, a class (its docstring and those inside it) or a module (its
-    docstring and those of its functions). A text that was seen before is left out.
+    docstring and those of its functions). A text that occurred before is left out.
 
     Args:
         packages: Top-level import names of installed packages to read besides the standard library.
 
     Yields:
-        (text, source), where source is the name of the topic, class or module; in a fixed order.
+        (text, source), in a fixed order; the source is the name of the topic, class or module.
 
     Raises:
-        ValueError: A name is not that of an installed package, or the package has no Python source.
+        ValueError: A package is not installed, or has no Python source.
     """
     seen: set[str] = set()
     for source, texts in _sections(packages):
@@ -91,7 +91,7 @@ def _sections(packages: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def clean(docstring: str) -> str:
-    """Reduces reStructuredText to its prose: no doctests, code blocks, rules, directives or inline markup."""
+    """Returns the prose of reStructuredText, without doctests, code blocks, rules, directives and inline markup."""
     for pattern, replacement in _MARKUP:
         docstring = pattern.sub(replacement, docstring)
     return re.sub(r"\n\s*\n", "\n\n", docstring).strip()
@@ -100,10 +100,10 @@ def clean(docstring: str) -> str:
 def _docstrings(module: str, path: Path) -> dict[str, list[str]]:
     """Returns the docstrings of a module: those of each outermost class, and the rest under the module's own name."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as an invalid escape sequence in somebody else's source
+        warnings.simplefilter("ignore")  # for example of invalid escape sequences in the source
         try:
             tree = ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError):  # templates, and files for other versions of Python
+        except (SyntaxError, ValueError):  # in templates, and in files for other versions of Python
             return {}
     documents: dict[str, list[str]] = {}
     stack: list[tuple[ast.AST, str]] = [(tree, module)]

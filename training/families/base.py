@@ -26,9 +26,11 @@ class Recipe(ABC, Generic[Settings]):
         processor_class: the Auto class that loads its tokenizers or processors.
         settings_class: class of the settings of its runs.
         default_steps: length of a run whose settings give none.
+        planned: names of its own settings that change what a run takes in memory or time.
     """
 
     name: ClassVar[str]
+    planned: ClassVar[tuple[str, ...]] = ()
     special_tokens: ClassVar[tuple[str, ...]] = ()
     processor_class: ClassVar[Any] = AutoTokenizer
     settings_class: type[Settings]
@@ -84,4 +86,20 @@ class Recipe(ABC, Generic[Settings]):
         Returns:
             Entries of the results. `metrics` are added to those of the last evaluation; `generated` has the outputs
             for all rows that were used.
+        """
+
+    @abstractmethod
+    def synthetic_batch(self, settings: Settings, config: Any, rows: int) -> tuple[dict[str, Any], int]:
+        """Makes a batch of random tokens and images, in which every example is as long as the settings allow.
+
+        Args:
+            settings: settings of the run, with the seed of the batch.
+            config: configuration of the model.
+            rows: number of examples.
+
+        Returns:
+            The arguments of the model, and the number of tokens as training counts them.
+
+        Raises:
+            ValueError: if the examples are too short to predict anything.
         """

@@ -17,13 +17,13 @@ from ...modeling.loading.load import load_model
 from ...tokenization.wordpiece import check_vocabulary, train_wordpiece
 from ..examples.bert import BertCollator, BertExample, BertExamples
 from ..examples.epoch import EpochDataset
-from ..examples.masking import Masking
+from ..examples.masking import IGNORED, Masking
 from ..examples.sentences import split_sentences
 from ..examples.tokenized import count_tokens, log_frequencies, tokenize_documents
 from ..loop.objective import Objective
-from ..reading.text import load_split
 from .base import Recipe
 from .settings import BertSettings
+from .text_corpus import load_document_split
 from .tokenizers import load_tokenizer
 
 logger = logging.getLogger("regard.training")
@@ -152,6 +152,7 @@ class BertRecipe(Recipe[BertSettings]):
 
     name: ClassVar[str] = "bert"
     special_tokens: ClassVar[tuple[str, ...]] = ("cls", "sep", "mask", "pad")
+    planned: ClassVar[tuple[str, ...]] = ("vocab_size", "mask_rate", "next_sentence")
     settings_class = BertSettings
     default_steps = 4000
 
@@ -187,7 +188,7 @@ class BertRecipe(Recipe[BertSettings]):
         return {"next_sentence": any(name.endswith("ForPreTraining") for name in config.architectures or ())}
 
     def load_data(self, settings: BertSettings) -> tuple[Dataset, Dataset]:
-        return load_split(settings)
+        return load_document_split(settings)
 
     def make_processor(self, settings: BertSettings, rows: Dataset) -> PreTrainedTokenizerFast:
         limit = self.make_config(settings).max_position_embeddings
@@ -247,6 +248,27 @@ class BertRecipe(Recipe[BertSettings]):
     ) -> dict[str, Any]:
         """Masks a word in each of five held-out sentences, and predicts it."""
         return {"filled": fill_examples(model, processor, held_out, settings)}
+
+    def synthetic_batch(self, settings: BertSettings, config: Any, rows: int) -> tuple[dict[str, Any], int]:
+        rng = np.random.default_rng(settings.seed)
+        length, specials = settings.max_length, 3 if settings.next_sentence else 2
+        if length < specials + 2:
+            raise ValueError(
+                f"`max_length` ({length}) must be at least {specials + 2}: {specials} special tokens and 2"
+            )
+        ordinary, examples = length - specials, []
+        # As many in each row, as training has them in the mean.
+        number = max(1, round(settings.mask_rate * ordinary))
+        for row in range(rows):
+            ids = rng.integers(0, config.vocab_size, length)
+            predicted = 1 + rng.permutation(ordinary)[:number]
+            labels = np.full(length, IGNORED, dtype=np.int64)
+            labels[predicted] = ids[predicted]
+            types = np.zeros(length, dtype=np.int64)
+            examples.append(
+                BertExample(input_ids=ids, token_type_ids=types, labels=labels, next_sentence_label=row % 2)
+            )
+        return BertCollator(settings.next_sentence)(examples), rows * length
 
 
 BERT = BertRecipe()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from datasets import Dataset, concatenate_datasets
 from torch import Tensor
@@ -22,7 +23,7 @@ from ..examples.tokenized import plain_backend
 from ..generation.generate import generate_texts
 from ..generation.text_metrics import exact_match, token_f1
 from ..reading.captioned_images import load_captions
-from ..reading.splits import load_rows
+from ..reading.splits import load_split
 from ..run.settings import held_out_share
 from .base import Recipe
 from .seq2seq_objective import Seq2SeqObjective
@@ -52,7 +53,7 @@ def load_caption_split(settings: CaptionerSettings) -> tuple[Dataset, Dataset]:
         rows = concatenate_datasets([load_captions(name, **reading) for name in names])
         return rows.select(range(min(reading["max_images"] or len(rows), len(rows))))
 
-    return load_rows(settings, "glyphs", make, read)
+    return load_split(settings, read, {"glyphs": make})
 
 
 class CaptionerRecipe(Recipe[CaptionerSettings]):
@@ -61,6 +62,9 @@ class CaptionerRecipe(Recipe[CaptionerSettings]):
     name: ClassVar[str] = "captioner"
     special_tokens: ClassVar[tuple[str, ...]] = ("pad", "bos", "eos", "unk")
     processor_class: ClassVar[Any] = AutoProcessor
+    planned: ClassVar[tuple[str, ...]] = tuple(
+        "image_size backbone freeze_backbone decoder_type alignment rnn_type attention_regularization".split()
+    )
     settings_class = CaptionerSettings
     default_steps = 1500
 
@@ -166,6 +170,13 @@ class CaptionerRecipe(Recipe[CaptionerSettings]):
             "metrics": metrics,
             "generated": [{"target": target, "prediction": prediction} for target, prediction in generated],
         }
+
+    def synthetic_batch(self, settings: CaptionerSettings, config: Any, rows: int) -> tuple[dict[str, Any], int]:
+        rng = np.random.default_rng(settings.seed)
+        size, length = settings.image_size, settings.max_length
+        labels = torch.from_numpy(rng.integers(0, config.vocab_size, (rows, length)))
+        images = torch.from_numpy(rng.standard_normal((rows, 3, size, size), dtype=np.float32))
+        return {"pixel_values": images, "labels": labels}, rows * length
 
 
 def _load_backbone_weights(name: str, backbone_class: Any) -> dict[str, Tensor]:

@@ -22,9 +22,9 @@ from ..examples.text_chunks import ChunkCollator, ChunkExamples
 from ..examples.tokenized import count_tokens, log_frequencies, tokenize_texts
 from ..generation.text_metrics import perplexity
 from ..loop.objective import Objective
-from ..reading.text import load_split
 from .base import Recipe
 from .settings import DecoderSettings
+from .text_corpus import load_document_split
 from .tokenizers import load_tokenizer
 
 logger = logging.getLogger("regard.training")
@@ -94,6 +94,7 @@ class DecoderRecipe(Recipe[DecoderSettings]):
 
     name: ClassVar[str] = "decoder"
     special_tokens: ClassVar[tuple[str, ...]] = ("pad", "eos")
+    planned: ClassVar[tuple[str, ...]] = ("vocab_size",)
     settings_class = DecoderSettings
     default_steps = 1000
 
@@ -128,7 +129,7 @@ class DecoderRecipe(Recipe[DecoderSettings]):
         return {"max_length": min(DecoderSettings.max_length, config.max_position_embeddings)}
 
     def load_data(self, settings: DecoderSettings) -> tuple[Dataset, Dataset]:
-        return load_split(settings)
+        return load_document_split(settings)
 
     def make_processor(self, settings: DecoderSettings, rows: Dataset) -> PreTrainedTokenizerFast:
         limit = self.make_config(settings).max_position_embeddings
@@ -164,6 +165,14 @@ class DecoderRecipe(Recipe[DecoderSettings]):
     ) -> dict[str, Any]:
         """Continues five held-out documents from their beginnings."""
         return {"generated": continue_texts(model, processor, held_out, settings)}
+
+    def synthetic_batch(self, settings: DecoderSettings, config: Any, rows: int) -> tuple[dict[str, Any], int]:
+        rng = np.random.default_rng(settings.seed)
+        length = settings.max_length
+        if length < 2:
+            raise ValueError(f"`max_length` ({length}) must be at least 2: one token, and one to predict")
+        batch = ChunkCollator(0)(list(rng.integers(0, config.vocab_size, (rows, length))))
+        return {**batch, "use_cache": False}, rows * length
 
 
 @torch.inference_mode()

@@ -1,15 +1,37 @@
-"""The families that can be trained, by name."""
+"""The recipes of the families that can be trained, by name."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ...families.family import resolve
+from ...families.registry import FAMILIES
 from .base import Recipe
-from .bert import BERT
-from .captioner import CAPTIONER
-from .decoder import DECODER
-from .seq2seq import RECURRENT, TRANSFORMER
 
-TRAINABLE: dict[str, Recipe[Any]] = {
-    family.name: family for family in (BERT, DECODER, TRANSFORMER, RECURRENT, CAPTIONER)
-}
+
+class _Recipes(Mapping[str, Recipe[Any]]):
+    """The recipe of each registered family, which is imported when it is read."""
+
+    def __getitem__(self, name: str) -> Recipe[Any]:
+        return resolve(FAMILIES[name].recipe)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(FAMILIES)
+
+    def __len__(self) -> int:
+        return len(FAMILIES)
+
+
+TRAINABLE = _Recipes()
+
+
+def recipe_of(family: str) -> Recipe[Any]:
+    """Returns the recipe of a family.
+
+    Raises:
+        ValueError: if there is no family of that name.
+    """
+    if family not in FAMILIES:
+        raise ValueError(f"`family` ({family!r}) must be one of {', '.join(FAMILIES)}")
+    return TRAINABLE[family]

@@ -6,6 +6,7 @@ import logging
 from abc import abstractmethod
 from typing import Any, ClassVar
 
+import numpy as np
 from datasets import Dataset
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -19,9 +20,9 @@ from ...tokenization.byte_level import train_byte_level
 from ...tokenization.characters import train_characters
 from ...tokenization.wordpiece import check_vocabulary
 from ..builtin.dates import load_dates, parse_dates_name
-from ..examples.seq2seq import PairCollator, PairExamples, tokenize_pairs
+from ..examples.seq2seq import PairCollator, PairExample, PairExamples, tokenize_pairs
 from ..generation.generate import exact_match_by, generate_texts, text_figures
-from ..reading.splits import load_rows
+from ..reading.splits import load_split
 from ..reading.text_pairs import load_pairs
 from .base import Recipe, Settings
 from .seq2seq_objective import Seq2SeqObjective
@@ -64,7 +65,7 @@ def load_pair_split(settings: PairSettings) -> tuple[Dataset, Dataset]:
             bad_records=settings.bad_records,
         )
 
-    return load_rows(settings, "dates", make, read)
+    return load_split(settings, read, {"dates": make})
 
 
 class PairRecipe(Recipe[Settings]):
@@ -76,6 +77,7 @@ class PairRecipe(Recipe[Settings]):
 
     model_class: type[PreTrainedModel]
     special_tokens: ClassVar[tuple[str, ...]] = ("pad", "eos")
+    planned: ClassVar[tuple[str, ...]] = ("vocab_size", "units")
 
     @abstractmethod
     def make_config(self, settings: Any, tokenizer: PreTrainedTokenizerFast | None = None) -> PreTrainedConfig:
@@ -156,6 +158,13 @@ class PairRecipe(Recipe[Settings]):
             ],
         }
 
+    def synthetic_batch(self, settings: Settings, config: Any, rows: int) -> tuple[dict[str, Any], int]:
+        rng = np.random.default_rng(settings.seed)
+        sources, targets = rng.integers(0, config.vocab_size, (2, rows, settings.max_length))
+        pairs = zip(sources, targets, strict=True)
+        batch = PairCollator(0)([PairExample(input_ids=source, labels=target) for source, target in pairs])
+        return {**batch, "predicted_only": True}, 2 * rows * settings.max_length
+
 
 class TransformerRecipe(PairRecipe[PairSettings]):
     """Trains the encoder-decoder Transformer."""
@@ -187,6 +196,7 @@ class RecurrentRecipe(PairRecipe[RecurrentSettings]):
     """Trains the recurrent encoder-decoder."""
 
     name: ClassVar[str] = "recurrent"
+    planned: ClassVar[tuple[str, ...]] = (*PairRecipe.planned, "alignment", "rnn_type")
     settings_class = RecurrentSettings
     model_class = RegardRecurrentForConditionalGeneration
     default_steps = 3000

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...configuration.choices import ALIGNMENT_NAMES, DECODER_TYPES, RNN_TYPES
-from ..reading.text import CorpusSettings
 from ..run.settings import MOST_BEAMS, MOST_TOKENS, TrainingSettings, option
 
 # Layers and width of the sizes of Turc et al. (2019), https://arxiv.org/abs/1908.08962, and of Devlin et al. (2019).
@@ -76,6 +75,24 @@ class SizedSettings(TrainingSettings):
                 f"`max_length` ({self.max_length}) is more than `max_position_embeddings` ({positions}): "
                 f"shorten it, or set max_position_embeddings={self.max_length} in `config`"
             )
+
+
+@dataclass
+class CorpusSettings(TrainingSettings):
+    """Settings of a run on a text corpus."""
+
+    data: list[str] = option(
+        ["python-docs"],
+        "What to train on: 'python-docs', a text, jsonl, csv or parquet file, a folder, a glob, or a Hub data set id. "
+        "Several are joined.",
+    )
+    text_column: str = option("text", "The column of a table or data set that holds the text.")
+    documents: str = option("file", "What a document is in text files: 'file', 'blank-line' or 'line'.")
+    max_documents: int | None = option(None, "Read no more documents than this.", least=1)
+    streaming: bool = option(False, "Read a Hub data set row by row, without keeping its files.")
+    language: str = option(
+        "en", "Language of the text (ISO 639): for the model card, and for splitting sentences where that is done."
+    )
 
 
 @dataclass

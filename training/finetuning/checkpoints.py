@@ -1,4 +1,4 @@
-"""The checkpoints that `Trainer` writes while a model is fine-tuned, which have no checksums."""
+"""Finding the checkpoint that a fine-tuning run resumes from. `Trainer` writes them, without checksums."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ _STATE_FILE = "trainer_state.json"
 
 
 def last_checkpoint(folder: Path) -> str | None:
-    """The last checkpoint in a folder that was written to its end and can be read; others are logged.
+    """Returns the path of the last checkpoint in a folder that is complete, undamaged and safe to load.
 
-    Nothing in it is run when it is loaded: pickled files hold tensors and plain values alone.
+    A checkpoint is safe if its pickled files hold only tensors and plain values, so that loading them runs no code.
+    Others are passed over with a warning.
 
     Returns:
-        Its path; None if there is none at all.
+        The path; None if the folder holds no checkpoint.
 
     Raises:
-        ValueError: if there are checkpoints, but none can be read.
+        ValueError: if there are checkpoints, but none can be loaded.
     """
-    # The state is written last.
+    # The state is written last, so a checkpoint with one is complete.
     found = [path.parent for path in folder.glob(f"checkpoint-*/{_STATE_FILE}")]
     found = [path for path in found if _step(path).isdecimal()]
     for path in sorted(found, key=lambda path: int(_step(path)), reverse=True):
@@ -51,13 +52,13 @@ def _damaged_file(checkpoint: Path) -> str | None:
             if file.name == _STATE_FILE:
                 TrainerState.load_from_json(str(file))
             elif file.suffix == ".safetensors":
-                # Opening it compares its header with its length.
+                # Opening the file compares its header with its length.
                 with safe_open(file, "pt"):
                     pass
             elif file.suffix in (".pt", ".pth"):
                 with safe_globals():
                     torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        # What is no pickle may raise anything while it is taken for one.
+        # Reading a file that is no pickle as one may raise any error.
         except Exception:
             return file.name
     return None

@@ -1,22 +1,22 @@
 """Fine-tuning a model for a task with `transformers.Trainer`.
 
-Any model that transformers loads for the task will do, ours or another's. With `lora` only a few small matrices are
-trained beside the frozen model, and the layers that it had not before (Hu et al., 2022,
-https://arxiv.org/abs/2106.09685). The names to give as `lora_targets` in a BERT of ours are `query_key_value`
-(queries, keys and values, one matrix) and `output` of the attention, and `up` and `down` of the feed-forward layers;
-a stock BERT has `query`, `key`, `value` and `dense`.
+Any model that transformers loads for the task can be fine-tuned, ours or another. With `lora`, only a few small
+matrices beside the frozen model are trained, and the layers that the checkpoint lacks (Hu et al., 2022,
+https://arxiv.org/abs/2106.09685). In our BERT, `lora_targets` can name `query_key_value` (queries, keys and values in
+one matrix) and `output` of the attention, and `up` and `down` of the feed-forward layers; a stock BERT has `query`,
+`key`, `value` and `dense`.
 
 The folder of a run:
 
-settings.yaml           what the run was asked for
-checkpoints/            the run's whole state after the last epoch and after the best
-logs/                   what TensorBoard shows
-results.json            what the run came to, once it has ended
-predictions.jsonl       the held-out rows, and what the model makes of them
-confusion_matrix.csv    of classes: how often each (row) was taken for each (column)
+settings.yaml           the settings
+checkpoints/            the whole state of the run after the last epoch and after the best
+logs/                   losses and metrics for TensorBoard
+results.json            the results, once the run has ended
+predictions.jsonl       the held-out rows with the model's predictions
+confusion_matrix.csv    of classes: how often each label (row) got each prediction (column)
 confusion_matrix.png    the same as a picture
-adapter/                with LoRA: what was trained, for PEFT
-model/                  the best model and its tokenizer, loadable by transformers; with LoRA, merged
+adapter/                with LoRA: the trained weights, for PEFT
+model/                  the best model and its tokenizer, for transformers; with LoRA, the merged model
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from typing import Any
 import torch
 import transformers
 from accelerate import PartialState
+from accelerate.utils import reduce
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -41,6 +42,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     ProgressCallback,
     Trainer,
+    TrainerCallback,
     TrainerControl,
     TrainerState,
     TrainingArguments,
@@ -59,10 +61,12 @@ from ...modeling.loading.load import (
 )
 from ...tokenization.generative import save_tokenizer
 from ..families.tokenizers import require_special_tokens
-from ..run.folder import load_results, open_run, save_results, save_settings
+from ..loop.signals import StopSignals
+from ..reading.typed_rows import load_table
+from ..run.files import PARTIAL, delete_leftovers, rename_in
+from ..run.folder import load_results, open_run, save_results, save_settings, writing
 from ..run.settings import held_out_share, to_dict
 from .checkpoints import last_checkpoint
-from .labels import load_tables
 from .lora import add_adapter
 from .multiple_choice import MultipleChoice
 from .question_answering import QuestionAnswering
@@ -70,12 +74,13 @@ from .results import best_of, figures_of, make_results, save_predictions
 from .sequence_tasks import Classification, MultiLabel, Regression
 from .settings import USUAL_LENGTH, FinetuneSettings
 from .task import ERRORS, FinetuneTask
-from .token_tagging import Tokens
+from .token_classification import TokenClassification
 
 logger = logging.getLogger("regard.training")
 
 TASKS: dict[str, type[FinetuneTask]] = {
-    task.name: task for task in (Classification, Regression, MultiLabel, Tokens, QuestionAnswering, MultipleChoice)
+    task.name: task
+    for task in (Classification, Regression, MultiLabel, TokenClassification, QuestionAnswering, MultipleChoice)
 }
 CHECKPOINTS, LOGS, ADAPTER = "checkpoints", "logs", "adapter"
 
@@ -83,19 +88,20 @@ CHECKPOINTS, LOGS, ADAPTER = "checkpoints", "logs", "adapter"
 def finetune(
     task: str, output: str | Path, settings: dict[str, Any] | None = None, *, resume: bool = False
 ) -> dict[str, Any]:
-    """Fine-tunes a model, in as many processes as it is launched in.
+    """Fine-tunes a model, in as many processes as are launched.
 
     Args:
         task: one of `TASKS`.
         output: folder of the run.
         settings: fields of `FinetuneSettings` by name.
-        resume: go on with the run in `output`, or start it if there is none.
+        resume: whether to go on with the run in `output`, or start it if the folder holds none.
 
     Returns:
-        What the run came to, as it is written to `results.json`: figures of the best model among them.
+        The results of the run, as in `results.json`; they include the metrics of the best model.
 
     Raises:
-        ValueError: for settings, data or a folder that won't do. Nothing is written before all are known to do.
+        ValueError: if the settings, data, model or folder cannot be used. Nothing is written before all are checked.
+        SystemExit: after SIGINT or SIGTERM, once a checkpoint is saved.
     """
     if task not in TASKS:
         raise ValueError(f"`task` ({task!r}) must be one of {', '.join(TASKS)}")
@@ -106,7 +112,7 @@ def finetune(
         logger.info("The run in %s has already ended.", folder)
         return finished
     work = TASKS[task](chosen)
-    # Processes on CPUs find each other only where this is said.
+    # Several processes on CPUs must be told so to find each other.
     state = PartialState(cpu=not torch.accelerator.is_available())
     share = _share_of_batch(chosen, state)
     path = model_path(chosen.model)
@@ -114,13 +120,10 @@ def finetune(
     tokenizer = _load_tokenizer(chosen.model, path)
     max_length = _max_length(chosen, tokenizer, config)
     with state.main_process_first():
-        table, held_out = load_tables(
-            chosen.data,
-            None if held_out_share(chosen.validation) is not None else chosen.validation,
-            work.columns(),
-            split=chosen.split,
-            validation_split=chosen.validation_split,
-        )
+        columns = work.columns()
+        table, held_out = load_table(chosen.data, columns, chosen.split), None
+        if held_out_share(chosen.validation) is None:
+            held_out = load_table([chosen.validation], columns, chosen.validation_split, "validation")
     encoded, encoded_held_out = work.prepare(tokenizer, max_length, table, held_out)
     arguments = _arguments(chosen, work, folder, share)
     set_seed(chosen.seed)
@@ -144,11 +147,13 @@ def finetune(
     if trainer.is_world_process_zero():
         save_settings(folder, run_name, chosen)
     start = time.monotonic()
-    trainer.train(resume_from_checkpoint=last_checkpoint(folder / CHECKPOINTS) if resume else None)
+    with StopSignals() as signals:
+        trainer.add_callback(_Stop(signals))
+        trainer.train(resume_from_checkpoint=last_checkpoint(folder / CHECKPOINTS) if resume else None)
     logger.info("%s", best_of(trainer, chosen.patience))
     outcome = trainer.predict(encoded_held_out, metric_key_prefix="eval")
     if not math.isfinite((outcome.metrics or {})["eval_loss"]):
-        logger.warning("The held-out loss is no number: the training has diverged; try a lower `learning_rate`.")
+        logger.warning("The held-out loss is not a number: the training has diverged; try a lower `learning_rate`.")
     trained = trainer.accelerator.unwrap_model(trainer.model)
     if trainer.is_world_process_zero():
         trained = _save_model(folder, trained, tokenizer, merge=bool(chosen.lora))
@@ -165,7 +170,7 @@ def finetune(
 
 
 def _share_of_batch(settings: FinetuneSettings, state: PartialState) -> int:
-    """The examples that a device takes at once."""
+    """Returns the number of examples that a device takes at once."""
     devices = state.num_processes if state.num_processes > 1 else max(1, torch.cuda.device_count())
     parts = devices * settings.accumulation
     if settings.batch_size % parts:
@@ -181,7 +186,7 @@ def _arguments(settings: FinetuneSettings, task: FinetuneTask, folder: Path, sha
     if metric not in ("loss", *task.measured):
         raise ValueError(f"`metric` ({metric!r}) must be one of {', '.join((*task.measured, 'loss'))}")
     rate = settings.learning_rate or (5e-4 if settings.lora else 5e-5)
-    # TensorBoard has a callback of its own, which writes where runs of all kinds do.
+    # TensorBoard has a callback of its own, so that it writes to the same folder as in other runs.
     trackers = [name for name in settings.log_with if name not in ("none", "tensorboard")]
     return TrainingArguments(
         output_dir=str(folder / CHECKPOINTS),
@@ -233,7 +238,7 @@ def _load(auto_class: Any, model: str, path: str, **options: Any) -> Any:
 def _load_tokenizer(model: str, path: str) -> PreTrainedTokenizerFast:
     tokenizer = _load(AutoTokenizer, model, path)
     if getattr(tokenizer, "add_prefix_space", None) is False:
-        # A word that is given by itself is then taken for the inside of one.
+        # Without a space before it, a word by itself would be encoded as the inside of one.
         tokenizer = _load(AutoTokenizer, model, path, add_prefix_space=True)
     return require_special_tokens(tokenizer, ("pad",), f"`model` ({model})")
 
@@ -266,9 +271,9 @@ def _load_model(settings: FinetuneSettings, task: FinetuneTask, path: str) -> An
             raise
         kind = load_part(AutoConfig, path, label).model_type
         raise ValueError(
-            f"`model` ({settings.model}) is a {kind!r}, for which there is no {task.auto_class}"
+            f"`model` ({settings.model}) is a {kind!r}, which {task.auto_class} does not support"
         ) from None
-    # Weights of a layer for other labels are not these labels'.
+    # The layer for the labels is new, as one for other labels would be of no use; the layers below must be there.
     own = f"{model.base_model_prefix}."
     require_weights((name for name in new if name.startswith(own) and not POOLER.search(name)), label)
     if settings.lora:
@@ -277,7 +282,7 @@ def _load_model(settings: FinetuneSettings, task: FinetuneTask, path: str) -> An
 
 
 def _require_room(name: str, model: Any, tokenizer: PreTrainedTokenizerFast, max_length: int) -> None:
-    """Refuses ids or positions that the model has no vectors for, which it would fail on in the middle of a batch."""
+    """Raises a ValueError if the model lacks embeddings for ids or positions, before it fails on a batch."""
     largest, number = max(tokenizer.get_vocab().values()), model.get_input_embeddings().num_embeddings
     if largest >= number:
         raise ValueError(
@@ -286,17 +291,17 @@ def _require_room(name: str, model: Any, tokenizer: PreTrainedTokenizerFast, max
         )
     for place, module in model.named_modules():
         if place.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
-            # As in RoBERTa, where positions begin after that of the padding.
+            # As in RoBERTa, whose positions begin after the index of the padding.
             room = module.num_embeddings - module.padding_idx - 1
             if max_length > room:
                 raise ValueError(f"`max_length` ({max_length}) must be at most {room}, the positions of {name}")
 
 
 class _FinetuneTrainer(Trainer):
-    """A Trainer for any model, whose loss may know of no parts.
+    """A Trainer that accumulates gradients exactly, whether or not the model takes `num_items_in_batch`.
 
-    It counts the labels of the whole batch. A model that takes the mean over a part's labels alone gets that mean
-    weighted by the part's share of them, so that the parts add up to the loss of the whole batch.
+    A model that does not take it returns the mean loss over the labels of one part of a batch. This mean is weighted
+    by the part's share of the labels, so that the parts add up to the loss of the whole batch.
     """
 
     def __init__(self, model: Any, *args: Any, **options: Any) -> None:
@@ -320,7 +325,7 @@ class _FinetuneTrainer(Trainer):
 
 
 class _Progress(ProgressCallback):
-    """The bar of a Trainer; figures of evaluations go to the log."""
+    """The progress bar of Trainer; the metrics of evaluations go to the log instead."""
 
     def on_log(
         self,
@@ -332,24 +337,55 @@ class _Progress(ProgressCallback):
     ) -> None:
         figures = figures_of(logs or {})
         if state.is_world_process_zero and figures:
-            told = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items())
-            logger.info("Epoch %.3g: %s", state.epoch or 0, told)
+            shown = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items())
+            logger.info("Epoch %.3g: %s", state.epoch or 0, shown)
 
 
-# What is written
+class _Stop(TrainerCallback):
+    """Saves a checkpoint and exits once a signal has asked one of the processes to end."""
+
+    def __init__(self, signals: StopSignals) -> None:
+        self._signals = signals
+        self._is_asked = False
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        received = self._signals.received or 0
+        if args.world_size > 1:
+            received = int(reduce(torch.tensor([received], device=args.device), "sum"))
+        self._is_asked = received > 0
+        # After the last step of an epoch, a checkpoint is saved anyway, and must not be saved before the evaluation.
+        is_last = float(state.epoch or 0).is_integer() or control.should_training_stop
+        control.should_save = control.should_save or (self._is_asked and not is_last)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if not self._is_asked or control.should_training_stop:
+            return
+        PartialState().wait_for_everyone()
+        number = self._signals.received or signal.SIGTERM
+        if state.is_world_process_zero:
+            logger.warning(
+                "Stopped by %s after step %d, whose checkpoint is saved: the same command with --resume goes on.",
+                *(signal.Signals(number).name, state.global_step),
+            )
+        raise SystemExit(128 + number)
+
+
+# Saving
 
 
 def _save_model(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast, merge: bool) -> PreTrainedModel:
-    # Using it has left its last padding and truncation in it.
+    # The tokenizer still has the padding and truncation of its last use.
     tokenizer.backend_tokenizer.no_padding()
     tokenizer.backend_tokenizer.no_truncation()
-    if merge:
-        model.save_pretrained(folder / ADAPTER)
-        model = model.merge_and_unload()
-    partial = folder / f"partial-{MODEL}"
-    shutil.rmtree(partial, ignore_errors=True)
-    model.save_pretrained(partial)
-    save_tokenizer(tokenizer, partial)
-    shutil.rmtree(folder / MODEL, ignore_errors=True)
-    partial.rename(folder / MODEL)
+    partial = folder / f"{PARTIAL}{MODEL}"
+    with writing("the trained model", folder):
+        if merge:
+            model.save_pretrained(folder / ADAPTER)
+            model = model.merge_and_unload()
+        delete_leftovers(folder, PARTIAL, MODEL)
+        model.save_pretrained(partial)
+        save_tokenizer(tokenizer, partial)
+        rename_in(partial, folder / MODEL)
     return model

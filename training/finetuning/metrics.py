@@ -1,7 +1,7 @@
-"""Metrics of fine-tuned models, as `evaluate` modules that are part of the package, so that none is downloaded.
+"""Metrics of fine-tuned models: `evaluate` modules that come with the package, so that nothing is downloaded.
 
-`Accuracy().compute(predictions=[0, 1], references=[0, 0])` is `{"accuracy": 0.5}`, as of a module that
-`evaluate.load` gives. All are shares between 0 and 1, but for correlations, which reach down to -1, and errors.
+They work like the modules that `evaluate.load` returns: `Accuracy().compute(predictions=[0, 1], references=[0, 0])`
+returns `{"accuracy": 0.5}`. Values are between 0 and 1, except for correlations (-1 to 1) and errors.
 """
 
 from __future__ import annotations
@@ -24,23 +24,29 @@ _TAGS = datasets.List(datasets.Value("string"))
 
 
 def _ratio(part: float, whole: float) -> float:
-    """A share; 0 where there is nothing to share."""
+    """Returns part / whole; 0 if the whole is 0."""
     return float(part / whole) if whole else 0.0
 
 
 def f1_score(right: int, predicted: int, wanted: int) -> float:
-    """The harmonic mean of precision and recall, from counts; 0 if nothing is predicted nor wanted."""
+    """Returns F1, the harmonic mean of precision and recall.
+
+    Args:
+        right: the number of right predictions.
+        predicted: the number of predictions.
+        wanted: the number of references. F1 is 0 if this and `predicted` are.
+    """
     return _ratio(2 * right, predicted + wanted)
 
 
 class _Metric(evaluate.Metric):
-    """A metric that keeps what it compares in memory.
+    """A metric that keeps predictions and references in memory.
 
     Attributes:
-        description: what it measures.
-        citation: where it comes from.
+        description: what the metric measures.
+        citation: its source.
         predicted: the type of one prediction.
-        wanted: the type of one reference; None: that of a prediction.
+        wanted: the type of one reference; None if it is that of a prediction.
     """
 
     description: str
@@ -49,7 +55,7 @@ class _Metric(evaluate.Metric):
     wanted: Any = None
 
     def __init__(self, **options: Any) -> None:
-        # Else each goes to a file in the user's cache first.
+        # By default, `evaluate` writes them to files in the user's cache.
         super().__init__(keep_in_memory=True, **options)
 
     def _info(self) -> evaluate.MetricInfo:
@@ -75,9 +81,9 @@ class Accuracy(_Metric):
 
 
 class MacroF1(_Metric):
-    """The mean over classes of their F1, each class counting the same however frequent it is.
+    """The mean of the F1 of all classes, whose weights do not depend on their frequency.
 
-    A class counts if it is predicted or wanted anywhere, as in scikit-learn.
+    The classes are those that occur among predictions or references, as in scikit-learn.
     """
 
     description = "The mean of the classes' F1."
@@ -89,7 +95,7 @@ class MacroF1(_Metric):
 
 
 class Matthews(_Metric):
-    """The correlation of predicted and wanted classes, for any number of classes; 0 where either is always the same.
+    """Matthews' correlation of predictions and references, for any number of classes; 0 if either is constant.
 
     Gorodkin (2004), "Comparing two K-category assignments by a K-category correlation coefficient".
     """
@@ -113,13 +119,13 @@ def _correlation(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """The rank of each value; equal ones share the mean of theirs."""
+    """Returns the rank of each value; equal values share the mean of their ranks."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[place]
 
 
 class Pearson(_Metric):
-    """The linear correlation of numbers; 0 where either is always the same."""
+    """Pearson's correlation of predictions and references; 0 if either is constant."""
 
     description = "Pearson correlation coefficient."
     predicted = _NUMBERS
@@ -129,7 +135,7 @@ class Pearson(_Metric):
 
 
 class Spearman(_Metric):
-    """The correlation of the numbers' ranks; 0 where either is always the same."""
+    """Spearman's rank correlation of predictions and references; 0 if either is constant."""
 
     description = "Spearman rank correlation coefficient."
     predicted = _NUMBERS
@@ -140,7 +146,7 @@ class Spearman(_Metric):
 
 
 class SquaredError(_Metric):
-    """The mean squared error of numbers."""
+    """The mean squared error."""
 
     description = "Mean squared error."
     predicted = _NUMBERS
@@ -150,9 +156,10 @@ class SquaredError(_Metric):
 
 
 class MultiLabelF1(_Metric):
-    """F1 where each prediction is a list of 0 and 1 for the labels: over all labels together, and their mean.
+    """Metrics of multi-label predictions, which are lists with 0 or 1 for each label.
 
-    Beside them the accuracy, here the share of rows that have each label right.
+    `f1` is over all labels together (micro), `f1_macro` is the mean of the labels' F1, and `accuracy` is the share of
+    rows in which every label is right.
     """
 
     description = "F1 over all labels together (micro), the mean of the labels' F1 (macro), and accuracy of rows."
@@ -169,10 +176,10 @@ class MultiLabelF1(_Metric):
 
 
 def find_spans(tags: Sequence[str]) -> set[tuple[str, int, int]]:
-    """The spans that tags mark, each with its type, its first place and the one after its last.
+    """Returns the spans that the tags of words mark: the type of each, its first word and the one after its last.
 
-    `B-`, `I-` and `O` mark them, with `E-` for a last and `S-` for a lone word where they are used. As the script of
-    CoNLL and seqeval read them, an `I-` that follows no word of its type begins a span too.
+    Tags begin with `B-` (first word of a span), `I-` (inside), `E-` (last) or `S-` (the only word), or are `O`
+    (outside). As in CoNLL's script and seqeval, an `I-` that does not follow a word of its type begins a span.
     Ramshaw and Marcus (1995), https://aclanthology.org/W95-0107
     """
     spans: set[tuple[str, int, int]] = set()
@@ -189,15 +196,15 @@ def find_spans(tags: Sequence[str]) -> set[tuple[str, int, int]]:
 
 
 def marks_spans(tags: Sequence[str]) -> bool:
-    """Whether the names of tags are those of spans, rather than, say, of parts of speech."""
+    """Returns whether tags mark spans, and not, for example, parts of speech."""
     marked = [re.fullmatch("[BIES]-.+", tag) is not None for tag in tags if tag != "O"]
     return bool(marked) and all(marked)
 
 
 class Spans(_Metric):
-    """Precision, recall and F1 of spans: one is right if its type and both its ends are.
+    """Precision, recall and F1 of spans, as in seqeval: a span is right if its type and both of its ends are.
 
-    Tjong Kim Sang and De Meulder (2003), https://aclanthology.org/W03-0419, as of seqeval.
+    Tjong Kim Sang and De Meulder (2003), https://aclanthology.org/W03-0419
     """
 
     description = "Precision, recall and F1 of spans, over all types together; F1 of each type by itself."
@@ -235,7 +242,7 @@ class TagAccuracy(_Metric):
 
 
 def normalize_answer(text: str) -> str:
-    """An answer as SQuAD compares it: in lower case, without ASCII punctuation, English articles and extra space.
+    """Returns an answer in lower case, without ASCII punctuation, English articles and extra space.
 
     As `normalize_answer` of the official script, https://rajpurkar.github.io/SQuAD-explorer/ (evaluate-v2.0.py).
     """
@@ -244,7 +251,7 @@ def normalize_answer(text: str) -> str:
 
 
 class AnswerMetrics(_Metric):
-    """Exact match and F1 of answers, each the best over a question's right answers, from 0 to 1.
+    """Exact match and F1 of answers, from 0 to 1; each is the highest over the right answers of the question.
 
     Rajpurkar et al. (2018), https://arxiv.org/abs/1806.03822. A question without an answer has the right answer "".
     """
@@ -258,7 +265,7 @@ class AnswerMetrics(_Metric):
         exact, overlap = [], []
         for prediction, answers in zip(predictions, references, strict=True):
             ours = [normalize_answer(prediction)]
-            # The official script leaves out answers that are articles alone, if others remain.
+            # Like the official script, this leaves out answers of nothing but articles, if others remain.
             theirs = [text for text in map(normalize_answer, answers) if text] or [""]
             exact.append(max(exact_match(ours, [text]) for text in theirs))
             overlap.append(max(token_f1(ours, [text]) for text in theirs))

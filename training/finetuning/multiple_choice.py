@@ -1,4 +1,4 @@
-"""Multiple choice: one of several continuations of a text."""
+"""Multiple choice: which of several texts continues, or answers, a first one."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from datasets import Dataset
 from transformers import DataCollatorForMultipleChoice, EvalPrediction
 
 from ..reading.tables import Column
-from .labels import Row, is_empty, list_of, text_of
+from ..reading.typed_rows import LabelNames, Row
+from .labels import is_empty, list_of, text_of
 from .metrics import (
     Accuracy,
 )
-from .task import FinetuneTask, first, measure, softmax
+from .task import FinetuneTask, compute_metrics, scores_of, softmax
 
 
 class MultipleChoice(FinetuneTask):
-    """The right one of several texts that could go on from, or answer, a first one."""
+    """Predicts which of several texts continues, or answers, a first one."""
 
     name = "multiple-choice"
     auto_class = "AutoModelForMultipleChoice"
@@ -37,7 +38,7 @@ class MultipleChoice(FinetuneTask):
             Column(chosen.label_column, "label_column"),
         ]
 
-    def parse(self, row: Row, where: str, features: Any) -> Row | None:
+    def parse(self, row: Row, where: str, label_names: LabelNames) -> Row | None:
         chosen = self.settings
         text = text_of(row, chosen.text_column, where)
         if len(chosen.choices_column) > 1:
@@ -53,8 +54,8 @@ class MultipleChoice(FinetuneTask):
         if is_empty(text) or any(map(is_empty, choices)):
             return None
         if chosen.second_text_column:
-            begun = text_of(row, chosen.second_text_column, where)
-            choices = [f"{begun} {choice}".strip() for choice in choices]
+            start = text_of(row, chosen.second_text_column, where)
+            choices = [f"{start} {choice}".strip() for choice in choices]
         return {"text": text, "choices": choices, "label": label}
 
     def _right(self, value: Any, choices: list[str], where: str) -> int:
@@ -74,12 +75,12 @@ class MultipleChoice(FinetuneTask):
             )
         return value
 
-    def learn_labels(self, examples: Sequence[Row], features: Any) -> None:
-        usual = len(examples[0]["choices"])
+    def learn_labels(self, examples: Sequence[Row], label_names: LabelNames) -> None:
+        number = len(examples[0]["choices"])
         for row in [*examples, *self.held_out]:
-            if len(row["choices"]) != usual:
+            if len(row["choices"]) != number:
                 raise ValueError(
-                    f"{row['where']}: {len(row['choices'])} choices in `choices_column`, but {usual} in "
+                    f"{row['where']}: {len(row['choices'])} choices in `choices_column`, but {number} in "
                     f"{examples[0]['where']}: all rows must have the same number"
                 )
 
@@ -103,7 +104,9 @@ class MultipleChoice(FinetuneTask):
         return DataCollatorForMultipleChoice(self.tokenizer)
 
     def metrics(self, outcome: EvalPrediction) -> dict[str, float]:
-        return measure((Accuracy,), first(outcome.predictions).argmax(axis=-1), np.asarray(outcome.label_ids))
+        return compute_metrics(
+            (Accuracy,), scores_of(outcome.predictions).argmax(axis=-1), np.asarray(outcome.label_ids)
+        )
 
     def baselines(self) -> dict[str, float]:
         return {"accuracy_baseline": 1 / len(self.held_out[0]["choices"])}
@@ -112,5 +115,5 @@ class MultipleChoice(FinetuneTask):
         return [
             {"prediction": int(row.argmax()), "choice": example["choices"][int(row.argmax())]}
             | {"probability": float(row.max())}
-            for row, example in zip(softmax(first(logits)), self.held_out, strict=True)
+            for row, example in zip(softmax(scores_of(logits)), self.held_out, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""Question answering: long contexts in overlapping windows, and spans of tokens back to characters.
+"""Extractive question answering: long contexts are split into overlapping windows; answers are spans of characters.
 
 Places in a context are counted in characters, as Python and SQuAD count them.
 """
@@ -14,22 +14,23 @@ from datasets import Dataset
 from transformers import DataCollatorWithPadding, EvalPrediction, PreTrainedTokenizerFast
 
 from ..reading.tables import Column
-from .labels import Row, is_empty, parse_json, text_of
+from ..reading.typed_rows import LabelNames, Row
+from .labels import is_empty, parse_json, text_of
 from .metrics import AnswerMetrics
-from .task import FinetuneTask, measure
+from .task import FinetuneTask, compute_metrics
 
-# So many spans of all windows share the probability of an answer.
+# The number of best spans of a question over which the probabilities of its answers sum to one.
 BEST = 20
 
 
 class Window(NamedTuple):
-    """A question with a part of its context, as the model sees it.
+    """A question with a part of its context, encoded for the model.
 
     Attributes:
         row: number of the question.
-        inputs: of the model.
-        spans: for each token its first character in the context and the one after its last; None for tokens that
-            are not of the context.
+        inputs: the model's inputs.
+        spans: for each token its first character in the context and the one after its last; None for tokens outside
+            the context.
     """
 
     row: int
@@ -38,7 +39,7 @@ class Window(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A part of a context, its place and its probability; an empty text if there is no answer."""
+    """An answer: a part of a context, its place in it and its probability. The text is empty for "no answer"."""
 
     text: str
     start: int
@@ -49,10 +50,10 @@ class Answer(NamedTuple):
 def shorten_questions(
     tokenizer: PreTrainedTokenizerFast, questions: Sequence[str], max_tokens: int
 ) -> tuple[list[str], int]:
-    """Cuts questions after so many tokens, to leave room for the context.
+    """Cuts questions after `max_tokens` tokens, to leave room for the context.
 
     Returns:
-        The questions, and how many of them were cut.
+        The questions, and the number of those that were cut.
     """
     offsets = tokenizer(list(questions), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     cut = [
@@ -69,14 +70,14 @@ def make_windows(
     max_length: int,
     stride: int,
 ) -> list[Window]:
-    """Encodes questions with their contexts, a long one in several windows.
+    """Encodes questions with their contexts. A context that is too long for one window is split into several.
 
     Args:
-        tokenizer: of the `tokenizers` library, which knows the place of each token.
-        questions: that leave room for more than `stride` tokens of context.
-        contexts: of as many texts.
-        max_length: of a window, in tokens.
-        stride: tokens that a window shares with the one before.
+        tokenizer: a fast tokenizer, which knows the place of each token in the text.
+        questions: the questions; they must leave room for more than `stride` tokens of context.
+        contexts: the context of each question.
+        max_length: the length of a window, in tokens.
+        stride: the number of tokens that a window shares with the one before it.
     """
     encoded = tokenizer(
         list(questions),
@@ -100,9 +101,15 @@ def make_windows(
 
 
 def trim(context: str, start: int, text: str) -> tuple[int, int] | None:
-    """An answer's first character and the one after its last, without white space around it.
+    """Returns the first character of an answer and the one after its last, without surrounding white space.
 
-    None if the context does not hold the text there, or it is nothing but white space.
+    Args:
+        context: the text that contains the answer.
+        start: the character at which the answer starts.
+        text: the answer.
+
+    Returns:
+        None if the context does not hold the text at that place, or the text is nothing but white space.
     """
     if not text.strip() or start < 0 or context[start : start + len(text)] != text:
         return None
@@ -110,13 +117,13 @@ def trim(context: str, start: int, text: str) -> tuple[int, int] | None:
 
 
 def find_tokens(windows: Sequence[Window], places: Sequence[tuple[int, int] | None]) -> list[tuple[int, int] | None]:
-    """The first and the last token of the answer in each window; None where the window does not hold all of it.
+    """Returns the first and the last token of the answer in each window; None if a window does not hold all of it.
 
-    A token that is in the answer in part belongs to it. Characters without a token, such as white space, don't count.
+    A token that overlaps the answer belongs to it. Characters without a token, such as white space, do not count.
 
     Args:
-        windows: of all questions.
-        places: of each question's answer, its first character and the one after its last; None if it has none.
+        windows: the windows of all questions.
+        places: the first character of each question's answer and the one after its last; None for no answer.
     """
     held: list[list[int]] = []
     needed: dict[int, set[tuple[int, int]]] = defaultdict(set)
@@ -132,7 +139,7 @@ def find_tokens(windows: Sequence[Window], places: Sequence[tuple[int, int] | No
 
 
 def no_answer_token(tokenizer: PreTrainedTokenizerFast, window: Window) -> int:
-    """The token that stands for "no answer here": [CLS], or the first if there is none."""
+    """Returns the place of the token that means "no answer": [CLS], or the first token if there is no [CLS]."""
     ids = window.inputs["input_ids"]
     return ids.index(tokenizer.cls_token_id) if tokenizer.cls_token_id in ids else 0
 
@@ -147,19 +154,20 @@ def best_answers(
 ) -> list[Answer]:
     """Chooses the best span over all windows of each question.
 
-    A span's score is the sum of its first token's and its last token's. Devlin et al. (2019),
-    https://arxiv.org/abs/1810.04805, sections 4.2 and 4.3.
+    The score of a span is the start score of its first token plus the end score of its last token. Devlin et al.
+    (2019), https://arxiv.org/abs/1810.04805, sections 4.2 and 4.3.
 
     Args:
-        windows: of all questions.
-        start_scores: for each window, a score for each token as the answer's first.
-        end_scores: likewise, as its last.
-        contexts: of the questions.
-        no_answers: for each window the token whose score is that of no answer; None if each question has an answer.
-        max_tokens: of an answer.
+        windows: the windows of all questions.
+        start_scores: for each window, the score of each token as the first of the answer.
+        end_scores: for each window, the score of each token as the last of the answer.
+        contexts: the context of each question.
+        no_answers: for each window, the place of the token that means "no answer"; None if each question has an
+            answer.
+        max_tokens: the longest answer, in tokens.
 
     Returns:
-        An answer for each context. The probability is the share that the span has among the best.
+        An answer for each question. Its probability is the softmax over the scores of the best spans.
     """
     found: list[list[tuple[float, int, int]]] = [[] for _ in contexts]
     none = [np.inf for _ in contexts]
@@ -167,7 +175,7 @@ def best_answers(
         inside = np.array([place for place, span in enumerate(window.spans) if span is not None and span[0] < span[1]])
         if no_answers is not None:
             token = no_answers[number]
-            # As of the published model: the window that is surest of an answer speaks for all.
+            # As in the published model: the window with the lowest score for no answer decides.
             none[window.row] = min(none[window.row], float(start_scores[number][token] + end_scores[number][token]))
         if not len(inside):
             continue
@@ -183,17 +191,17 @@ def best_answers(
             assert first is not None
             assert last is not None
             found[window.row].append((float(scores[place]), first[0], last[1]))
-    may_lack = no_answers is not None
-    return [_choose(*parts, may_lack) for parts in zip(contexts, found, none, strict=True)]
+    may_be_none = no_answers is not None
+    return [_choose(*parts, may_be_none) for parts in zip(contexts, found, none, strict=True)]
 
 
-def _choose(context: str, found: list[tuple[float, int, int]], none: float, may_lack: bool) -> Answer:
+def _choose(context: str, found: list[tuple[float, int, int]], none: float, may_be_none: bool) -> Answer:
     # Neighbouring windows find the same span.
     scores: dict[tuple[int, int], float] = {}
     for score, start, end in found:
         scores[start, end] = max(score, scores.get((start, end), -np.inf))
-    if not scores or may_lack:
-        scores[0, 0] = none if may_lack else 0.0
+    if not scores or may_be_none:
+        scores[0, 0] = none if may_be_none else 0.0
     ranked = sorted(scores.items(), key=lambda item: -item[1])[:BEST]
     (start, end), top = ranked[0]
     total = sum(np.exp(score - top) for _, score in ranked)
@@ -203,7 +211,7 @@ def _choose(context: str, found: list[tuple[float, int, int]], none: float, may_
 
 
 class QuestionAnswering(FinetuneTask):
-    """The part of a text that answers a question, or that none does."""
+    """Predicts the part of a text that answers a question, or that there is no answer in it."""
 
     name = "question-answering"
     auto_class = "AutoModelForQuestionAnswering"
@@ -216,11 +224,11 @@ class QuestionAnswering(FinetuneTask):
     def columns(self) -> list[Column]:
         return [Column(getattr(self.settings, name), name) for name in self.own_settings if name.endswith("_column")]
 
-    def parse(self, row: Row, where: str, features: Any) -> Row | None:
+    def parse(self, row: Row, where: str, label_names: LabelNames) -> Row | None:
         chosen = self.settings
         question, context = (text_of(row, column, where) for column in (chosen.question_column, chosen.context_column))
         texts, starts = self._answers(row[chosen.answers_column], where)
-        # A question without an answer is one that the context does not answer.
+        # No answer means that the context does not answer the question.
         place = trim(context, starts[0], texts[0]) if texts else None
         if is_empty(question) or is_empty(context):
             return None
@@ -247,17 +255,19 @@ class QuestionAnswering(FinetuneTask):
             )
         return texts, starts
 
-    def learn_labels(self, examples: Sequence[Row], features: Any) -> None:
-        self.may_lack = any(not row["answers"] for row in examples)
-        self.told["unanswerable"] = sum(not row["answers"] for row in examples)
+    def learn_labels(self, examples: Sequence[Row], label_names: LabelNames) -> None:
+        self.may_be_none = any(not row["answers"] for row in examples)
+        self.facts["unanswerable"] = sum(not row["answers"] for row in examples)
 
     def encode(self, examples: Sequence[Row], part: str) -> Dataset:
         is_training = part == "data"
         strayed = [bool(row["answers"]) and row["place"] is None for row in examples]
-        told = "have an answer that is not at its place in the context"
-        self.count("not_aligned", sum(strayed), len(examples), part, f"{told}{' and are left out' * is_training}")
+        problem = "have an answer that is not at its place in the context"
+        self.warn_and_count(
+            "not_aligned", sum(strayed), len(examples), part, f"{problem}{' and are left out' * is_training}"
+        )
         if is_training:
-            # What is held out is compared by its text.
+            # Held-out answers are compared by their texts.
             examples = [row for row, stray in zip(examples, strayed, strict=True) if not stray]
         if not examples:
             raise ValueError(
@@ -275,7 +285,7 @@ class QuestionAnswering(FinetuneTask):
         # Half of the window, or less where the stride takes more.
         longest = min(room // 2, room - stride - 1)
         questions, cut = shorten_questions(self.tokenizer, [row["question"] for row in examples], longest)
-        self.count(
+        self.warn_and_count(
             "truncated", cut, len(examples), part, f"have a question of more than {longest} tokens, which is cut"
         )
         contexts = [row["context"] for row in examples]
@@ -285,7 +295,7 @@ class QuestionAnswering(FinetuneTask):
         self._count_ends(windows, tokens, examples, part)
         if not is_training:
             self.windows, self.none = windows, none
-        self.told.setdefault("windows", {})[part] = len(windows)
+        self.facts.setdefault("windows", {})[part] = len(windows)
         labels = [(token, token) if span is None else span for span, token in zip(tokens, none, strict=True)]
         rows = [
             {**window.inputs, "start_positions": span[0], "end_positions": span[1]}
@@ -295,8 +305,8 @@ class QuestionAnswering(FinetuneTask):
         return self.in_batches(rows, lambda part: {name: [row[name] for row in part] for name in part[0]})
 
     def collator(self) -> Any:
-        # Not to a batch's own longest text: the tokens of the padding could be an answer's, so they are in the loss,
-        # which would depend on what else is in the batch.
+        # All batches are padded to one length. Padding can be chosen as an answer and so is part of the loss, which
+        # would otherwise depend on the other rows of the batch.
         return DataCollatorWithPadding(self.tokenizer, padding="max_length", max_length=self.longest)
 
     def _count_ends(
@@ -314,9 +324,9 @@ class QuestionAnswering(FinetuneTask):
             if first[0] < start or last[1] > end:
                 inexact.add(window.row)
         lost = sum(row["place"] is not None for row in examples) - len(held)
-        self.count("not_in_a_window", lost, len(examples), part, "have an answer that no window holds all of")
-        told = "have an answer that begins or ends within a token, which is taken whole"
-        self.count("within_a_token", len(inexact), len(examples), part, told)
+        self.warn_and_count("not_in_a_window", lost, len(examples), part, "have an answer that no window holds all of")
+        problem = "have an answer that begins or ends within a token, which is taken whole"
+        self.warn_and_count("within_a_token", len(inexact), len(examples), part, problem)
 
     def _answer(self, logits: Any) -> list[Answer]:
         lengths = [len(window.spans) for window in self.windows]
@@ -324,12 +334,12 @@ class QuestionAnswering(FinetuneTask):
             [row[:length] for row, length in zip(scores, lengths, strict=True)] for scores in (logits[0], logits[1])
         )
         contexts = [row["context"] for row in self.held_out]
-        none = self.none if self.may_lack else None
+        none = self.none if self.may_be_none else None
         return best_answers(self.windows, starts, ends, contexts, none, self.settings.max_answer_length)
 
     def metrics(self, outcome: EvalPrediction) -> dict[str, float]:
         found = [answer.text for answer in self._answer(outcome.predictions)]
-        return measure((AnswerMetrics,), found, [row["answers"] or [""] for row in self.held_out])
+        return compute_metrics((AnswerMetrics,), found, [row["answers"] or [""] for row in self.held_out])
 
     def predictions(self, logits: Any) -> list[dict[str, Any]]:
         return [

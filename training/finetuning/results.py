@@ -1,4 +1,4 @@
-"""What a fine-tuning run leaves behind: its figures, the predictions, and the confusion of classes."""
+"""The results of a fine-tuning run: its metrics, the predictions, and the confusion matrix of classes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from transformers import PreTrainedModel, Trainer
 
-from .task import FinetuneTask, shorten
+from .task import FinetuneTask, elide
 
 logger = logging.getLogger("regard.training")
 
@@ -23,7 +23,7 @@ PREDICTIONS, CONFUSION = "predictions.jsonl", "confusion_matrix"
 
 
 def figures_of(logs: dict[str, Any]) -> dict[str, float]:
-    """The figures of an evaluation, without its prefix, and without what depends on the clock."""
+    """Returns the metrics in the logs of an evaluation, without their prefix and without timings."""
     clock = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
     named = {name.removeprefix("eval_"): value for name, value in logs.items() if name.startswith("eval_")}
     return {name: value for name, value in named.items() if name not in clock}
@@ -37,15 +37,15 @@ def make_results(
     metrics: dict[str, float],
     seconds: float,
 ) -> dict[str, Any]:
-    """What a run came to.
+    """Returns the results of a run, as they are written to results.json.
 
     Args:
-        task: with what it has told of the data.
-        settings: of the run.
-        model: the best one.
-        trainer: that trained it.
-        metrics: of the best model.
-        seconds: that the run took.
+        task: the task, which has recorded facts about the data.
+        settings: the settings of the run.
+        model: the best model.
+        trainer: the trainer, after the training.
+        metrics: the metrics of the best model, as `Trainer` logs them.
+        seconds: the duration of the training.
     """
     state = trainer.state
     return {
@@ -59,52 +59,50 @@ def make_results(
         "history": list(_history(state.log_history)),
         "seconds": seconds,
         "device": trainer.args.device.type,
-        "data": task.told,
+        "data": task.facts,
         "settings": settings,
         "versions": {name: version(name) for name in ("torch", "transformers", "accelerate", "datasets", "evaluate")},
     }
 
 
 def best_of(trainer: Trainer, patience: int) -> str:
-    """Which model a training has kept, and whether it has stopped early, for people.
+    """Returns a message that says which epoch's model is kept, and whether the training stopped early.
 
     Args:
-        trainer: that has trained.
-        patience: epochs that may be no better than the best.
+        trainer: the trainer, after the training.
+        patience: the number of epochs without an improvement after which the training stops.
     """
     state, metric = trainer.state, str(trainer.args.metric_for_best_model)
     stopped = ""
     if state.global_step < state.max_steps:
-        stopped = (
-            f"Training has stopped after epoch {state.epoch:g}: the last {patience} were no better (`patience`). "
-        )
+        stopped = f"Training stopped after epoch {state.epoch:g}: the last {patience} were no better (`patience`). "
     for entry in state.log_history:
         if entry["step"] == state.best_global_step and (best := figures_of(entry)):
             shown = f"{metric.replace('_', ' ')} {best[metric]:.4g}"
             return f"{stopped}The best model is that of epoch {entry['epoch']:g}: {shown}."
-    return f"{stopped}No epoch had a {metric} that is a number: the model is the last one."
+    return f"{stopped}In no epoch was {metric} a number: the model of the last one is kept."
 
 
 def _history(log: list[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-    """The figures of each evaluation, with its step."""
+    """Returns the metrics of each evaluation with its step."""
     return ({"step": entry["step"], **figures} for entry in log if (figures := figures_of(entry)))
 
 
 def save_predictions(folder: Path, task: FinetuneTask, logits: Any) -> None:
-    """Writes the held-out rows with what the model makes of each, and of classes the confusion.
+    """Writes the held-out rows with the model's predictions, and the confusion matrix if the task has classes.
 
     Args:
-        folder: of the run.
-        task: that knows the rows.
-        logits: what the model gave for them.
+        folder: folder of the run.
+        task: the task, which holds the rows.
+        logits: the outputs of the model for them.
     """
     predictions = task.predictions(logits)
     with (folder / PREDICTIONS).open("w", encoding="utf-8") as file:
         for example, prediction in zip(task.held_out, predictions, strict=True):
-            # A column of the same name keeps its own.
-            found = {"source": example["where"], **prediction}
-            own = {f"model_{name}" if name in example["row"] else name: value for name, value in found.items()}
-            file.write(json.dumps({**example["row"], **own}, ensure_ascii=False, default=str) + "\n")
+            # A column of the data keeps its name; the prediction's gets a prefix.
+            added = {"source": example["where"], **prediction}
+            renamed = {f"model_{name}" if name in example["row"] else name: value for name, value in added.items()}
+            file.write(json.dumps({**example["row"], **renamed}, ensure_ascii=False, default=str) + "\n")
     confusion = task.confusion(logits)
     if confusion is not None:
         _save_confusion(folder, *confusion)
@@ -116,11 +114,11 @@ def _save_confusion(folder: Path, names: list[str], table: np.ndarray) -> None:
         writer.writerow(["", *names])
         writer.writerows([name, *row] for name, row in zip(names, table.tolist(), strict=True))
     shown = [_plain(name) for name in names]
-    # Room for all cells, and beside them for the longest name.
+    # Room for all cells and for the longest name.
     size = min(2.5 + len(names) * 0.4, 28) + max(map(len, shown)) * 0.1
     figure = Figure(figsize=(size, size), layout="constrained")
     axes = figure.subplots()
-    # By the share of its row, so that rare classes show too.
+    # Coloured by the share of the row, so that rare classes are visible too.
     shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     axes.set(xlabel="predicted", ylabel="label", xticks=range(len(names)), yticks=range(len(names)))
@@ -141,5 +139,5 @@ def _save_confusion(folder: Path, names: list[str], table: np.ndarray) -> None:
 
 
 def _plain(name: str) -> str:
-    """A name as matplotlib shows it: not long, and with no dollar sign taken for mathematics."""
-    return shorten(name).replace("$", r"\$")
+    """Returns a name for matplotlib: shortened if it is long, and with dollar signs that do not start mathematics."""
+    return elide(name).replace("$", r"\$")

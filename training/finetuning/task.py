@@ -1,6 +1,7 @@
-"""What all tasks that a model can be fine-tuned for share: reading rows, encoding them, counting what is amiss.
+"""The base of the tasks that a model can be fine-tuned for: reading rows, encoding them, and measuring the model.
 
-A task is made for one run. `parse` takes in its rows, `prepare` encodes them, and the rest serves `Trainer`.
+Each task is a subclass, and an instance serves one run: `prepare` parses and encodes the rows, and the other methods
+give `Trainer` and the results what depends on the task.
 """
 
 from __future__ import annotations
@@ -15,39 +16,44 @@ import numpy as np
 from datasets import Dataset, concatenate_datasets
 from transformers import DataCollatorWithPadding, EvalPrediction, PreTrainedTokenizerFast
 
+from ..reading.splits import sample_rows
 from ..reading.tables import Column
+from ..reading.typed_rows import LabelNames, Row, Table
 from ..run.settings import held_out_share
-from .labels import Row, Table, draw, sort_names, warn_of_imbalance
+from .labels import sort_names, warn_of_imbalance
 
 if TYPE_CHECKING:
     from .settings import FinetuneSettings
 
 logger = logging.getLogger("regard.training")
 
-ENCODED_AT_ONCE = 1000
+# Rows that are encoded together.
+BATCH_SIZE = 1000
 
-# So many labels are told with the number of their rows.
-SHOWN = 10
+# The most labels that are logged with the number of their rows.
+LABELS_SHOWN = 10
 
-# Of these metrics the least is the best.
+# Metrics of which the lowest value is the best.
 ERRORS = ("loss", "mse")
 
 
 def belongs_to_some_tasks(setting: str) -> bool:
-    """Whether a setting, by its name, is of those tasks alone that have it among their own."""
+    """Returns whether only some tasks have a setting, namely those that name it in `own_settings`."""
     return setting.endswith("_column") or setting in ("stride", "max_answer_length")
 
 
 class FinetuneTask(ABC):
-    """What fine-tuning for one task differs in from another's.
+    """A task to fine-tune for, such as classification: its columns, labels, encoding, metrics and predictions.
 
     Attributes:
-        name: as the command line has it.
-        auto_class: transformers' class of such models.
-        best_by: the metric by which the best model is chosen if nothing is said.
-        measured: the metrics that `metric` can name, beside the loss.
-        label_inputs: what the model learns from, by the names of its arguments.
-        own_settings: those of its columns, and others that not every task has.
+        name: the name on the command line.
+        auto_class: name of transformers' Auto class that loads models for the task.
+        best_by: the metric that chooses the best model unless the settings name another.
+        measured: the metrics that the setting `metric` may name, besides the loss.
+        label_inputs: the arguments of the model's forward that take the labels.
+        own_settings: the settings that not every task has and this one has.
+        held_out: the parsed held-out rows.
+        facts: what is recorded of the data in results.json.
     """
 
     name: ClassVar[str]
@@ -63,13 +69,13 @@ class FinetuneTask(ABC):
         self.tokenizer: PreTrainedTokenizerFast
         self.max_length = 0
         self.held_out: list[Row] = []
-        self.told: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
 
     def _check_settings(self) -> None:
         columns = self.columns()
-        usual = type(self.settings)()
+        defaults = type(self.settings)()
         for name, value in vars(self.settings).items():
-            if belongs_to_some_tasks(name) and name not in self.own_settings and value != getattr(usual, name):
+            if belongs_to_some_tasks(name) and name not in self.own_settings and value != getattr(defaults, name):
                 allowed = ", ".join(sorted(self.own_settings))
                 raise ValueError(f"`{name}` ({value!r}) is no setting of the task {self.name!r}, which has {allowed}")
         arguments: dict[str, str | None] = {}
@@ -83,67 +89,84 @@ class FinetuneTask(ABC):
 
     @abstractmethod
     def columns(self) -> list[Column]:
-        """The columns that rows must have."""
+        """Returns the columns that the task reads."""
 
     @abstractmethod
-    def parse(self, row: Row, where: str, features: Any) -> Row | None:
-        """What a row holds for the task; None if a text is empty.
+    def parse(self, row: Row, where: str, label_names: LabelNames) -> Row | None:
+        """Returns the texts and labels of a row in the form that the task encodes; None if a text is empty.
+
+        Args:
+            row: the values of the row, by column.
+            where: its place, for errors.
+            label_names: the names that the data declares for numbers, by column.
 
         Raises:
-            ValueError: if it holds something else.
+            ValueError: if a value is not what the task needs.
         """
 
     def stratum(self, example: Row) -> Hashable:
-        """The group of an example; of each group the same share is held out."""
+        """Returns the group of a parsed row; the same share of each group is held out."""
         return None
 
     def labels_of(self, example: Row) -> set[str]:
-        """The labels of an example that may be in few others; there must be one to learn each from."""
+        """Returns the labels of a parsed row that must not occur in held-out rows alone."""
         return set()
 
     def read(self, table: Table, part: str) -> list[Row]:
-        """Parses rows; those with an empty text are left out, with a warning.
+        """Parses the rows of a table. Rows with an empty text are left out, with a warning.
 
         Args:
-            table: that holds them.
-            part: what the warning calls them.
+            table: the rows.
+            part: "data" or "validation", for the warning.
 
         Raises:
-            ValueError: if a row holds what it should not, or none is left.
+            ValueError: if a row has a value that the task does not take, or no row is left.
         """
-        full, features = [], table.rows.features
-        for row, where in zip(table.rows, table.places(), strict=True):
-            parsed = self.parse(row, where, features)
-            if parsed is not None:
-                # The row as it was, for the predictions.
-                full.append({**parsed, "row": row, "where": where})
+        parsed = []
+        for row, where in zip(table.rows, table.places, strict=True):
+            example = self.parse(row, where, table.label_names)
+            if example is not None:
+                # The row as it was read is written with its prediction.
+                parsed.append({**example, "row": row, "where": where})
         total = len(table.rows)
-        self.count("empty", total - len(full), total, part, "have an empty text and are left out")
-        if not full:
+        self.warn_and_count("empty", total - len(parsed), total, part, "have an empty text and are left out")
+        if not parsed:
             raise ValueError(f"no row of {part} is left to use")
-        return full
+        return parsed
 
-    def count(self, key: str, number: int, total: int, part: str, told: str) -> None:
-        """Warns of rows that something is amiss with, and keeps their number for the results."""
+    def warn_and_count(self, key: str, number: int, total: int, part: str, problem: str) -> None:
+        """Warns of rows with a problem, if there are any, and records their number for the results.
+
+        Args:
+            key: name of the problem in the results.
+            number: the number of rows with the problem.
+            total: the number of rows in the part.
+            part: "data" or "validation".
+            problem: the problem as the predicate of a sentence about the rows, for the warning.
+        """
         if number:
-            logger.warning("%s of %s rows of %s %s.", f"{number:,}", f"{total:,}", part, told)
-            self.told.setdefault("warnings", {}).setdefault(part, {})[key] = number
+            logger.warning("%s of %s rows of %s %s.", f"{number:,}", f"{total:,}", part, problem)
+            self.facts.setdefault("warnings", {}).setdefault(part, {})[key] = number
 
     # Encoding
 
     def prepare(
         self, tokenizer: PreTrainedTokenizerFast, max_length: int, table: Table, held_out: Table | None
     ) -> tuple[Dataset, Dataset]:
-        """Parses and encodes the rows to train on and those held out.
+        """Parses and encodes the training rows and the held-out rows.
 
         Args:
-            tokenizer: of the model.
-            max_length: of a text, in tokens.
-            table: the rows to train on.
-            held_out: those held out; None: the share of the others that `validation` tells.
+            tokenizer: the tokenizer of the model.
+            max_length: the longest input, in tokens.
+            table: the rows of `data`.
+            held_out: the held-out rows; None holds out the share of `table` that `validation` gives.
+
+        Returns:
+            The encoded training rows and held-out rows.
 
         Raises:
-            ValueError: if one of them won't do.
+            ValueError: if a row has a value that the task does not take, there are too few rows or labels, or the
+                held-out rows have labels that the training rows lack.
         """
         self.tokenizer, self.max_length = tokenizer, max_length
         examples = self.read(table, "data")
@@ -152,20 +175,20 @@ class FinetuneTask(ABC):
         else:
             self.held_out = self.read(held_out, "validation")
         logger.info("%s rows to train on, %s held out.", f"{len(examples):,}", f"{len(self.held_out):,}")
-        self.learn_labels(examples, table.rows.features)
-        self.told |= {"rows": len(examples), "held_out_rows": len(self.held_out)}
+        self.learn_labels(examples, table.label_names)
+        self.facts |= {"rows": len(examples), "held_out_rows": len(self.held_out)}
         return self.encode(examples, "data"), self.encode(self.held_out, "validation")
 
     def _hold_out(self, examples: list[Row]) -> tuple[list[Row], list[Row]]:
         share = held_out_share(self.settings.validation)
         assert share is not None
-        drawn = set(draw([self.stratum(example) for example in examples], share, self.settings.seed))
+        drawn = set(sample_rows([self.stratum(example) for example in examples], share, self.settings.seed))
         kept = [example for place, example in enumerate(examples) if place not in drawn]
         known = {label for example in kept for label in self.labels_of(example)}
         for place in sorted(drawn):
             labels = self.labels_of(examples[place])
             if not labels <= known:
-                # Else there would be nothing to learn one of them from.
+                # The row is trained on instead: otherwise nothing could be learnt of one of its labels.
                 drawn.remove(place)
                 known |= labels
         if not drawn:
@@ -177,90 +200,90 @@ class FinetuneTask(ABC):
         return kept, [examples[place] for place in sorted(drawn)]
 
     @abstractmethod
-    def learn_labels(self, examples: Sequence[Row], features: Any) -> None:
-        """Takes from the examples what labels there are.
+    def learn_labels(self, examples: Sequence[Row], label_names: LabelNames) -> None:
+        """Finds the labels of the parsed training rows.
 
         Raises:
-            ValueError: if there are too few, or the held-out rows have others.
+            ValueError: if there are too few labels, or the held-out rows have others.
         """
 
     @abstractmethod
     def encode(self, examples: Sequence[Row], part: str) -> Dataset:
-        """The inputs and labels of the examples."""
+        """Returns the model's inputs and labels for parsed rows; `part` is "data" or "validation"."""
 
     def in_batches(self, examples: Sequence[Row], encode: Callable[[Sequence[Row]], dict[str, Any]]) -> Dataset:
-        """Encodes examples a batch at a time, which takes less memory than all at once."""
-        starts = range(0, len(examples), ENCODED_AT_ONCE)
+        """Encodes rows in batches, which takes less memory than all at once."""
+        starts = range(0, len(examples), BATCH_SIZE)
         return concatenate_datasets(
-            [Dataset.from_dict(encode(examples[start : start + ENCODED_AT_ONCE])) for start in starts]
+            [Dataset.from_dict(encode(examples[start : start + BATCH_SIZE])) for start in starts]
         )
 
     def tokenize(self, *texts: Sequence[Any], **options: Any) -> tuple[Any, list[bool]]:
-        """Tokenizes texts, or pairs of them, up to the longest length.
+        """Tokenizes texts, or pairs of texts, and cuts them at the longest length.
 
         Returns:
-            What the tokenizer gives, and for each text whether it was too long.
+            The tokenizer's encoding, and for each text whether it was cut.
         """
         encoded = self.tokenizer(*map(list, texts), truncation=True, max_length=self.max_length, **options)
         return encoded, [bool(each.overflowing) for each in encoded.encodings]
 
     def learn_names(self, used: Iterable[str], declared: list[str] | None) -> list[str]:
-        """The labels' names: those declared, or those of the training rows. Warns if some are rare.
+        """Returns the names of the labels: those declared, or those of the training rows. Warns of rare labels.
 
         Args:
-            used: the label of each row, or each of several.
-            declared: by the data set.
+            used: the labels of all training rows.
+            declared: the names that the data declares, in the order of their numbers.
         """
         counts = Counter(used)
         names = declared or sort_names(counts)
-        self.told["labels"] = {name: counts[name] for name in names}
-        shown = ", ".join(f"{shorten(name)!r} {counts[name]:,}" for name in names[:SHOWN])
-        more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+        self.facts["labels"] = {name: counts[name] for name in names}
+        shown = ", ".join(f"{elide(name)!r} {counts[name]:,}" for name in names[:LABELS_SHOWN])
+        more = f" and {len(names) - LABELS_SHOWN:,} more" if len(names) > LABELS_SHOWN else ""
         logger.info("%s labels to learn: %s%s.", f"{len(names):,}", shown, more)
         # Most words are outside of any span.
         warn_of_imbalance(Counter({name: number for name, number in counts.items() if name != "O"}))
         return names
 
     def count_truncated(self, truncated: Iterable[bool], part: str) -> None:
-        """Warns of rows whose texts were too long."""
+        """Warns of rows whose texts were cut, and counts them."""
         rows = list(truncated)
-        told = f"are longer than {self.max_length} tokens (`max_length`) and were cut"
-        self.count("truncated", sum(rows), len(rows), part, told)
+        problem = f"are longer than {self.max_length} tokens (`max_length`) and were cut"
+        self.warn_and_count("truncated", sum(rows), len(rows), part, problem)
 
     # The model
 
     def config_fields(self) -> dict[str, Any]:
-        """Fields of the model's configuration that the task decides."""
+        """Returns the fields of the model's configuration that the task sets."""
         return {}
 
     def collator(self) -> Any:
-        """Pads a batch to its own longest text."""
+        """Returns the collator of the batches; this one pads to the longest text of the batch."""
         return DataCollatorWithPadding(self.tokenizer)
 
     @abstractmethod
     def metrics(self, outcome: EvalPrediction) -> dict[str, float]:
-        """The metrics of the held-out rows."""
+        """Returns the metrics of the model's predictions for the held-out rows."""
 
     def baselines(self) -> dict[str, float]:
-        """What some metrics of the held-out rows would be without a look at the texts, named `metric_baseline`."""
+        """Returns the values of some metrics for a guess without the text, as `<metric>_baseline`."""
         return {}
 
     @abstractmethod
     def predictions(self, logits: Any) -> list[dict[str, Any]]:
-        """For each held-out row what the model makes of it, in plain values."""
+        """Returns the prediction for each held-out row, in values that JSON can hold."""
 
     def confusion(self, logits: Any) -> tuple[list[str], np.ndarray] | None:
-        """The classes, and how often each (row) was taken for each (column); None if the task has no classes."""
+        """Returns the classes and their confusion matrix, (label, prediction); None if the task has no classes."""
         return None
 
 
-def shorten(name: str) -> str:
-    """A name, without its middle if it is long."""
+def elide(name: str) -> str:
+    """Returns a name, with an ellipsis for its middle if it is long."""
     return name if len(name) <= 48 else f"{name[:23]} … {name[-22:]}"
 
 
 def named_labels(names: Sequence[str]) -> dict[str, Any]:
-    """The configuration fields that give labels their names."""
+    """Returns the fields of a configuration that name the labels."""
     return {
         "num_labels": len(names),
         "id2label": dict(enumerate(names)),
@@ -268,22 +291,21 @@ def named_labels(names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def measure(kinds: Iterable[type], predictions: Any, references: Any) -> dict[str, float]:
-    """Computes metrics of the same predictions."""
+def compute_metrics(metrics: Iterable[type], predictions: Any, references: Any) -> dict[str, float]:
+    """Computes several metrics of the same predictions; of two values with one name the first is kept."""
     figures: dict[str, float] = {}
-    for kind in kinds:
-        for name, value in kind().compute(predictions=predictions, references=references).items():
-            # Where two metrics have a figure of the same name, the first one's counts.
+    for metric in metrics:
+        for name, value in metric().compute(predictions=predictions, references=references).items():
             figures.setdefault(name, value)
     return figures
 
 
-def first(logits: Any) -> np.ndarray:
-    """The scores, where a model gives more than these."""
+def scores_of(logits: Any) -> np.ndarray:
+    """Returns the scores of a model's output, which is a tuple if the model returns hidden states as well."""
     return np.asarray(logits[0] if isinstance(logits, (tuple, list)) else logits)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """The probabilities of scores."""
+    """Returns the probabilities of scores, over the last axis."""
     exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
     return exponentials / exponentials.sum(axis=-1, keepdims=True)

@@ -1,1 +1,1 @@
-"""What a run takes: parameters, memory, operations and time."""
+"""Estimates of what a run takes: parameters, memory, operations and time."""

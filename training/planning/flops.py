@@ -1,4 +1,4 @@
-"""Counting the floating point operations of whatever is run."""
+"""Counting floating point operations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: 
 
 
 def _attention_backward(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> int:
-    # The scores once more, and a product for the gradient of each factor of the two products.
+    # The scores are computed again, and each factor of the two products gets a gradient by a product.
     return 2 * query[..., 0].numel() * key.shape[2] * (3 * query.shape[3] + 2 * value.shape[3])
 
 
@@ -56,11 +56,12 @@ _FORMULAS: dict[Any, Any] = {
 class FlopCount(TorchDispatchMode):
     """While active, counts the operations of matrix products, convolutions, attention and recurrent layers.
 
-    A multiplication and an addition are two. The formulas are those of PyTorch's `FlopCounterMode`, which itself
-    refuses a backward pass within a backward pass, as `activated_linear` has; and of operations that it leaves out.
+    A multiplication and an addition are two operations. The formulas are those of PyTorch's `FlopCounterMode`, and
+    further ones for operations that it leaves out. That class itself can't be used: it refuses a backward pass within
+    a backward pass, which `activated_linear` has.
 
     Attributes:
-        flops: how many there were.
+        flops: number of operations.
     """
 
     def __init__(self) -> None:
@@ -68,7 +69,7 @@ class FlopCount(TorchDispatchMode):
         self.flops = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operation, and counts what it needs."""
+        """Runs an operation, and counts its floating point operations."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         formula = _FORMULAS.get(func._overloadpacket) or flop_registry.get(func._overloadpacket)

@@ -1,4 +1,4 @@
-"""How much memory tensors take in the course of a training step."""
+"""Measuring the memory that tensors take in the course of a training step."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def _parts(tensor: Any) -> tuple[Tensor, ...]:
 
 
 class MemoryTracker(TorchDispatchMode):
-    """While active, follows the memory of all tensors that are made, and when they go.
+    """While active, tracks the memory of all tensors that are made, until they are freed.
 
-    What kernels and libraries take for themselves, and give back before they return, is not seen.
+    It does not see memory that kernels and libraries take for themselves and free before they return.
 
     Attributes:
-        bytes: of the tensors alive.
+        bytes: bytes of the tensors alive.
         saved: bytes of those among them that were saved for the backward pass.
-        peaks: the most bytes alive in each section of what was run.
+        peaks: largest number of bytes alive in each section of what was run.
 
     Args:
-        device: whose memory is meant.
+        device: the device whose memory is tracked.
         without: tensors whose memory is not counted.
     """
 
@@ -43,7 +43,7 @@ class MemoryTracker(TorchDispatchMode):
         self._sum: tuple[int, int] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operation, and counts what it gives."""
+        """Runs an operation, and counts the tensors that it returns."""
         self._settle()
         result = func(*args, **(kwargs or {}))
         for value in tree_iter(result):
@@ -56,14 +56,15 @@ class MemoryTracker(TorchDispatchMode):
         return result
 
     def _settle(self) -> None:
-        # Autograd adds up the gradients of what was used twice in place, but not while it is followed. A sum whose
-        # first term goes at once would have taken no memory of its own.
+        # Autograd adds up the gradients of a tensor that was used twice. It does so in place, but not while a dispatch
+        # mode is active: then the sum is a new tensor. So a sum whose first term is freed right afterwards does not
+        # count as a peak, since without this mode it would have been written over that term.
         if self._sum is not None and self._sum[0] in self._alive:
             self._peak = max(self._peak, self._sum[1])
         self._sum = None
 
     def add(self, tensor: Tensor) -> None:
-        """Counts a tensor that was there before."""
+        """Counts a tensor that was made before."""
         self._count(tensor)
         self._peak = max(self._peak, self.bytes)
 
@@ -83,17 +84,17 @@ class MemoryTracker(TorchDispatchMode):
 
     @property
     def saved(self) -> int:
-        """See the class."""
+        """Bytes of the tensors alive that were saved for the backward pass."""
         return sum(self._alive[key] for key in self._saved)
 
     def end_section(self) -> None:
-        """Ends a section of `peaks`; the next one begins."""
+        """Ends a section of `peaks` and begins the next one."""
         self._settle()
         self.peaks.append(self._peak)
         self._peak = self.bytes
 
     def save(self, tensor: Tensor) -> Tensor:
-        """Pack hook of `torch.autograd.graph.saved_tensors_hooks`: marks a tensor as saved, and ends a section."""
+        """Marks a tensor as saved, and ends a section; pack hook of `torch.autograd.graph.saved_tensors_hooks`."""
         self.end_section()
         tensor = tensor.detach()
         for part in _parts(tensor):
@@ -102,6 +103,6 @@ class MemoryTracker(TorchDispatchMode):
         return tensor
 
     def load(self, tensor: Tensor) -> Tensor:
-        """Unpack hook, which belongs to `save`: ends a section."""
+        """Ends a section; unpack hook that belongs to `save`."""
         self.end_section()
         return tensor

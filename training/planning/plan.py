@@ -1,6 +1,6 @@
-"""Planning a training run: what a model's training takes in memory, operations and time, before it is started.
+"""Planning a training run: the memory, operations and time that it takes, before it is started.
 
-Parameters are counted; what a step computes and keeps is found out by running a small one, see `rehearsal`.
+Parameters are counted; operations and memory are measured in a small trial step and extrapolated.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from transformers import PreTrainedModel
 
 from ..families.base import Recipe
 from ..run.settings import make_settings
-from .trial_step import TrialResult, TrialStep, synthetic_batch
+from .trial_step import TrialResult, TrialStep
 
 TOKENS = 10**9
 
-# A step is tried out on as many examples as need no more operations than this, but on two at least.
+# A trial step has as many examples as take no more operations than this, but at least two.
 _OPERATIONS = 2e11
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """How many parameters a model has; those that two parts share are counted once, with the first of them.
+    """Numbers of parameters of a model. Those that two parts share are counted once, with the first of them.
 
     Attributes:
-        total: of all parts.
-        trainable: those that are trained.
-        embeddings: of tokens, positions and segments.
-        backbone: of a captioner's encoder.
-        blocks: of what lies between.
-        heads: of what predicts.
+        total: parameters of all parts.
+        trainable: parameters that are trained.
+        embeddings: parameters of the embeddings of tokens, positions and segments.
+        backbone: parameters of a captioner's backbone.
+        blocks: parameters of the layers between embeddings and heads.
+        heads: parameters of the output layers.
     """
 
     total: int
@@ -49,17 +49,17 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Memory:
-    """What lies in the memory of each device, in bytes.
+    """Bytes in the memory of each device.
 
     Attributes:
-        weights: the model's, in float32, whatever the precision.
-        gradients: as large as the weights that are trained.
-        communication: of several devices: what gradients are exchanged in, or with sharding the weights that are whole
-            at once and their gradients.
-        optimizer: AdamW's two moments of each weight.
+        weights: the model's weights, in float32, whatever the precision.
+        gradients: the gradients of the weights that are trained.
+        communication: with several devices, the buffers in which gradients are exchanged, or with sharding the weights
+            that are gathered at once and their gradients.
+        optimizer: AdamW's two moments of each weight that is trained.
         activations: what the forward pass keeps for the backward pass.
-        peak: the most there is at once. Gradients come as activations go, so it may be less than the sum; and there
-            are intermediate results, so it may be more.
+        peak: the largest total at one moment. It may be less than the sum, because activations are freed while
+            gradients are made, or more, because of intermediate results.
     """
 
     weights: int
@@ -76,28 +76,28 @@ class Plan:
 
     Attributes:
         family: name of the model's family.
-        architecture: the model's class.
-        device: the kind of device that it was planned on, and for.
-        devices: how many there are.
+        architecture: name of the model's class.
+        device: kind of the device that it was planned on, and for.
+        devices: number of devices.
         sharding: "none" or "fsdp".
-        precision: of the computation.
+        precision: precision of the computation.
         batch_size: examples per step, over all devices.
-        accumulation: parts in which each device computes its share.
-        examples: that a device computes at once.
-        max_length: of an example, in tokens.
-        vocab_size: number of tokens.
-        parameters: of the model.
-        memory: of each device.
-        flops_per_token: floating point operations of a step for each of its tokens, forward and backward.
-        tokens_per_step: over all devices.
-        tokens: to train on.
-        steps: for so many tokens.
-        flops: for so many tokens.
-        speed: of one device in tokens per second; None if neither given nor measured.
-        measured: whether the speed was measured here.
+        accumulation: number of parts in which each device computes its share.
+        examples: number of examples that a device computes at once.
+        max_length: length of the longest example, in tokens.
+        vocab_size: number of tokens in the vocabulary.
+        parameters: numbers of parameters.
+        memory: memory of each device.
+        flops_per_token: floating point operations of a step, forward and backward, for each of its tokens.
+        tokens_per_step: tokens of a step, over all devices.
+        tokens: number of tokens to train on.
+        steps: number of steps for these tokens.
+        flops: floating point operations for these tokens.
+        speed: tokens per second of one device; None if neither given nor measured.
+        measured: whether the speed was measured on this machine.
         efficiency: share of that speed that each of several devices keeps.
-        seconds: for so many tokens; None without a speed.
-        notes: what was assumed.
+        seconds: time for these tokens; None without a speed.
+        notes: the assumptions that were made.
     """
 
     family: str
@@ -125,7 +125,7 @@ class Plan:
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """Returns the plan as plain values."""
         return asdict(self)
 
 
@@ -139,19 +139,20 @@ def plan(
     measure: bool = False,
     efficiency: float = 1.0,
 ) -> Plan:
-    """Tells what a training run takes, for devices of the kind that it would run on here.
+    """Estimates what a training run takes, for devices of the kind that it would run on here.
 
     Args:
-        family: of the model.
+        family: recipe of the model's family.
         settings: fields of the family's settings by name.
-        devices: how many share each batch.
-        tokens: to train on, as training counts them; those of the settings' `steps` if None, or a billion.
-        speed: of one device, in tokens per second.
-        measure: whether to measure the speed here, with some steps on made-up data.
+        devices: number of devices that share each batch.
+        tokens: number of tokens to train on, as training counts them; if None those of the settings' `steps`, or a
+            billion.
+        speed: tokens per second of one device.
+        measure: whether to measure the speed on this machine, with some steps on synthetic data.
         efficiency: share of the speed that each of several devices keeps.
 
     Raises:
-        ValueError: for settings or arguments that won't do, or a model that is too large to be tried out here.
+        ValueError: if settings or arguments are out of range, or the model is too large to be tried out here.
     """
     _check(devices, tokens, speed, measure, efficiency)
     chosen: Any = make_settings(family.settings_class, settings or {})
@@ -168,20 +169,20 @@ def plan(
         processor = family.make_processor(chosen, Dataset.from_dict({}))
     with torch.device("meta"):
         model = family.make_model(chosen, processor)
-    tokens_per_step = synthetic_batch(family.name, chosen, model.config, 1)[1] * chosen.batch_size
+    tokens_per_step = family.synthetic_batch(chosen, model.config, 1)[1] * chosen.batch_size
     _require_room(model)
 
-    rehearsal = TrialStep(family, chosen, processor)
-    small, large = _run_trial(rehearsal, examples, again=chosen.accumulation > 1)
+    trial = TrialStep(family, chosen, processor)
+    small, large = _run_trial(trial, examples, again=chosen.accumulation > 1)
     flops_per_token = large.flops / large.tokens
     if measure:
-        speed = rehearsal.measure_speed(examples)
+        speed = trial.measure_speed(examples)
     if tokens is None:
         tokens = chosen.steps * tokens_per_step if chosen.steps else TOKENS
     return Plan(
         family=family.name,
         architecture=type(model).__name__,
-        device=rehearsal.device.type,
+        device=trial.device.type,
         devices=devices,
         sharding=chosen.sharding,
         precision=chosen.precision,
@@ -218,9 +219,9 @@ def _check(devices: int, tokens: float | None, speed: float | None, measure: boo
 
 
 def _with_vocabulary(settings: Any) -> Any:
-    """The settings with the size of the vocabulary that is to be trained, where they tell it."""
-    told = hasattr(settings, "vocab_size") and getattr(settings, "units", "pieces") == "pieces"
-    if not told or "vocab_size" in settings.config:
+    """Returns the settings with the size of the vocabulary that will be trained, if they have one."""
+    is_known = hasattr(settings, "vocab_size") and getattr(settings, "units", "pieces") == "pieces"
+    if not is_known or "vocab_size" in settings.config:
         return settings
     return replace(settings, config={**settings.config, "vocab_size": settings.vocab_size})
 
@@ -236,7 +237,7 @@ def _notes(settings: Any, model: PreTrainedModel) -> Iterator[str]:
 
 
 def _require_room(model: PreTrainedModel) -> None:
-    """Refuses a model whose weights and gradients don't fit into this machine's memory."""
+    """Raises a ValueError if weights and gradients of the model don't fit into this machine's memory."""
     if torch.accelerator.is_available() or not hasattr(os, "sysconf"):
         return
     room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -249,7 +250,7 @@ def _require_room(model: PreTrainedModel) -> None:
 
 
 def count_parameters(model: nn.Module) -> Parameters:
-    """Counts a model's parameters by the part that they belong to, as their names tell it."""
+    """Counts a model's parameters by the part that their names say they belong to."""
     counts = dict.fromkeys(("embeddings", "backbone", "blocks", "heads"), 0)
     for name, parameter in model.named_parameters():
         counts[_part(name.split("."))] += parameter.numel()
@@ -267,11 +268,11 @@ def _part(names: list[str]) -> str:
     return "blocks"
 
 
-def _run_trial(rehearsal: TrialStep, examples: int, again: bool) -> tuple[TrialResult, TrialResult]:
-    """A small and a larger pass; the larger has all examples, where these are few."""
-    small = rehearsal.run(min(examples, 2), again)
+def _run_trial(trial: TrialStep, examples: int, again: bool) -> tuple[TrialResult, TrialResult]:
+    """Runs a small and a larger pass; if there are few examples, the larger one has all of them."""
+    small = trial.run(min(examples, 2), again)
     number = min(examples, max(2 * small.rows, int(small.rows * _OPERATIONS / small.flops)))
-    return small, rehearsal.run(number, again) if number > small.rows else small
+    return small, trial.run(number, again) if number > small.rows else small
 
 
 def _extrapolated(small: float, large: float, share: float) -> float:
@@ -287,7 +288,7 @@ def _memory(
     sharding: str,
     precision: str,
 ) -> Memory:
-    # What is made for each example grows with their number, and nothing grows faster.
+    # Memory is linear in the number of examples.
     further = (examples - large.rows) / max(1, large.rows - small.rows)
     parts = devices if sharding == "fsdp" else 1
     weights = sum(parameter.nbytes for parameter in model.parameters()) / parts
@@ -312,7 +313,7 @@ def _memory(
 
 
 def _blocks(module: nn.Module, names: frozenset[str]) -> Iterator[nn.Module]:
-    """The outermost modules of classes with these names."""
+    """Yields the outermost modules whose classes have these names."""
     for child in module.children():
         if type(child).__name__ in names:
             yield child
@@ -321,9 +322,9 @@ def _blocks(module: nn.Module, names: frozenset[str]) -> Iterator[nn.Module]:
 
 
 def _gathered_bytes(model: PreTrainedModel, precision: str) -> float:
-    """Of a sharded model, the weights that are whole at once, and their gradients.
+    """Estimates the bytes of a sharded model's weights that are gathered at once, and of their gradients.
 
-    These are what belongs to no block, one block that is computed and one that is fetched meanwhile.
+    These are all weights outside of blocks, one block that is computed, and one that is fetched meanwhile.
     """
     sizes = [
         sum(parameter.numel() for parameter in block.parameters())

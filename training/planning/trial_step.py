@@ -1,4 +1,4 @@
-"""Steps of a training run on made-up data: what one computes, the memory that it takes, and how long it lasts."""
+"""Trial steps of a training run on synthetic data: their operations, memory and time."""
 
 from __future__ import annotations
 
@@ -14,98 +14,28 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...modeling.cpu import without_row_padding
-from ..examples.bert import BertCollator, BertExample
-from ..examples.masking import IGNORED
-from ..examples.seq2seq import PairCollator, PairExample
-from ..examples.text_chunks import ChunkCollator
 from ..families.base import Recipe
 from ..loop.loop import make_optimizer
 from ..run.settings import TrainingSettings
 from .flops import FlopCount
 from .memory_tracker import MemoryTracker
 
-# A measurement of the speed goes on for so long, and for no fewer steps, after one that is not counted.
+# Seconds and steps that a measurement of the speed lasts at least, after a first step that is not counted.
 SECONDS, STEPS = 5.0, 3
-
-
-def _bert_batch(settings: Any, config: Any, rows: int, rng: np.random.Generator) -> tuple[dict[str, Any], int]:
-    length, specials = settings.max_length, 3 if settings.next_sentence else 2
-    if length < specials + 2:
-        raise ValueError(f"`max_length` ({length}) must be at least {specials + 2}: {specials} special tokens and 2")
-    ordinary, examples = length - specials, []
-    # As many in each row, as training has them in the mean.
-    number = max(1, round(settings.mask_rate * ordinary))
-    for row in range(rows):
-        ids = rng.integers(0, config.vocab_size, length)
-        predicted = 1 + rng.permutation(ordinary)[:number]
-        labels = np.full(length, IGNORED, dtype=np.int64)
-        labels[predicted] = ids[predicted]
-        types = np.zeros(length, dtype=np.int64)
-        examples.append(BertExample(input_ids=ids, token_type_ids=types, labels=labels, next_sentence_label=row % 2))
-    return BertCollator(settings.next_sentence)(examples), rows * length
-
-
-def _decoder_batch(settings: Any, config: Any, rows: int, rng: np.random.Generator) -> tuple[dict[str, Any], int]:
-    length = settings.max_length
-    if length < 2:
-        raise ValueError(f"`max_length` ({length}) must be at least 2: one token, and one to predict")
-    batch = ChunkCollator(0)(list(rng.integers(0, config.vocab_size, (rows, length))))
-    return {**batch, "use_cache": False}, rows * length
-
-
-def _pair_batch(settings: Any, config: Any, rows: int, rng: np.random.Generator) -> tuple[dict[str, Any], int]:
-    sources, targets = rng.integers(0, config.vocab_size, (2, rows, settings.max_length))
-    pairs = zip(sources, targets, strict=True)
-    batch = PairCollator(0)([PairExample(input_ids=source, labels=target) for source, target in pairs])
-    return {**batch, "predicted_only": True}, 2 * rows * settings.max_length
-
-
-def _caption_batch(settings: Any, config: Any, rows: int, rng: np.random.Generator) -> tuple[dict[str, Any], int]:
-    size, length = settings.image_size, settings.max_length
-    labels = torch.from_numpy(rng.integers(0, config.vocab_size, (rows, length)))
-    images = torch.from_numpy(rng.standard_normal((rows, 3, size, size), dtype=np.float32))
-    return {"pixel_values": images, "labels": labels}, rows * length
-
-
-_BATCHES: dict[str, Callable[[Any, Any, int, np.random.Generator], tuple[dict[str, Any], int]]] = {
-    "bert": _bert_batch,
-    "decoder": _decoder_batch,
-    "transformer": _pair_batch,
-    "recurrent": _pair_batch,
-    "captioner": _caption_batch,
-}
-
-
-def synthetic_batch(family: str, settings: TrainingSettings, config: Any, rows: int) -> tuple[dict[str, Any], int]:
-    """A batch of random tokens and images, every example as long as the settings allow.
-
-    Args:
-        family: name of the model's family.
-        settings: of the run.
-        config: of the model.
-        rows: number of examples.
-
-    Returns:
-        The arguments of the model, and the number of tokens as training counts them.
-
-    Raises:
-        ValueError: if the examples are too short to predict anything.
-    """
-    return _BATCHES[family](settings, config, rows, np.random.default_rng(settings.seed))
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What a pass forward and backward came to, beside the weights and what the optimizer keeps.
+    """The measurements of a forward and backward pass, without the weights and the optimizer's state.
 
     Attributes:
         rows: number of examples.
         tokens: number of tokens in them.
-        flops: floating point operations, a multiplication and an addition counted as two.
+        flops: floating point operations; a multiplication and an addition are two.
         saved: bytes that are kept for the backward pass when it begins.
-        peaks: the most bytes in each section of the pass, gradients left out. How many sections there are does not
+        peaks: largest number of bytes in each section of the pass, without gradients. The number of sections does not
             depend on the number of examples.
-        gradients: bytes of the gradients that there are in each section.
+        gradients: bytes of the gradients that exist in each section.
     """
 
     rows: int
@@ -117,15 +47,15 @@ class TrialResult:
 
 
 class TrialStep:
-    """A model on the device that it would be trained on here, and steps of its training.
+    """Runs steps of a model's training on the device that it would be trained on here.
 
     Args:
-        family: of the model.
-        settings: of the run.
-        processor: tokenizer or processor of the model; None if it is not there yet.
+        family: recipe of the model's family.
+        settings: settings of the run.
+        processor: tokenizer or processor of the model; None if it does not exist yet.
 
     Raises:
-        ValueError: if sizes do not fit together, or the device has no such precision.
+        ValueError: if sizes do not fit together, or the device does not support the precision.
     """
 
     def __init__(self, family: Recipe, settings: TrainingSettings, processor: Any = None) -> None:
@@ -133,8 +63,8 @@ class TrialStep:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         self.device = accelerator or torch.device("cpu")
         if settings.precision == "fp16" and self.device.type == "cpu":
-            raise ValueError("`precision` ('fp16') needs an accelerator, and there is none here: 'bf16' is as small")
-        # The weights are made up too, and the generator is the caller's.
+            raise ValueError("`precision` ('fp16') needs an accelerator, which this machine lacks: take 'bf16'")
+        # The weights are random too, and must not advance the caller's generator.
         with torch.random.fork_rng(devices=[]):
             model: Any = family.make_model(settings, processor)
             self.model: PreTrainedModel = model.to(self.device).train()
@@ -145,16 +75,16 @@ class TrialStep:
             self._forward = convert_outputs_to_fp32(torch.autocast(self.device.type, dtype)(self.model.__call__))
 
     def _batch(self, rows: int) -> tuple[dict[str, Any], int]:
-        batch, tokens = synthetic_batch(self.family.name, self.settings, self.model.config, rows)
+        batch, tokens = self.family.synthetic_batch(self.settings, self.model.config, rows)
         moved = {name: part.to(self.device) if isinstance(part, Tensor) else part for name, part in batch.items()}
         return moved, tokens
 
     def run(self, rows: int, again: bool = False) -> TrialResult:
-        """Passes forward and backward.
+        """Runs a forward and a backward pass.
 
         Args:
             rows: number of examples.
-            again: do it twice and tell of the second time, which finds gradients and adds to them.
+            again: run a second pass, which adds to the gradients of the first, and measure that one.
         """
         batch, tokens = self._batch(rows)
         parameters = list(self.model.parameters())
@@ -181,7 +111,8 @@ class TrialStep:
                 memory.peaks.clear()
                 gradients.clear()
                 count.flops = 0
-                # From what fills up a few examples that of many can't be told; there it is next to nothing.
+                # Packing pads to a multiple of tokens. For few examples that is much, for many next to nothing, so the
+                # padding of few does not extrapolate.
                 with count, memory, hooks, without_row_padding():
                     loss = self._forward(**batch).loss
                     saved = memory.saved
@@ -196,10 +127,10 @@ class TrialStep:
         return sum(each.grad.nbytes for each in self.model.parameters() if each.grad is not None)
 
     def measure_speed(self, rows: int) -> float:
-        """Tokens per second of training steps on this machine, the median of some steps.
+        """Measures the tokens per second of training on this machine, the median over some steps.
 
         Args:
-            rows: number of examples in each part of a batch, of which the settings tell how many there are.
+            rows: number of examples in each of the parts into which `accumulation` splits a batch.
         """
         settings = self.settings
         batch, tokens = self._batch(rows)

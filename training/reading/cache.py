@@ -1,4 +1,4 @@
-"""Rows and numbers that are written to the cache of `datasets`, and memory-mapped from there."""
+"""Rows and arrays that are written to the cache of `datasets` and memory-mapped from there."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from datasets.packaged_modules.generator.generator import GeneratorConfig
 
 from .bad_records import BadRecords, counted, note, skipped_records
 
-# Rows are held in memory until a batch of them is written: so many, or fewer of so many characters together. Arrow's
-# arrays of strings end at 2 GiB.
+# Rows are in memory until a batch of them is written, which ends at one of these limits. An array of strings in Arrow
+# holds at most 2 GiB.
 ROWS_PER_BATCH = 500
 CHARACTERS_PER_BATCH = 2**22
 
@@ -28,9 +28,9 @@ logger = logging.getLogger("regard.training")
 
 
 class _Rows(ArrowBasedBuilder):
-    """Writes what a function gives, as the builder of `Dataset.from_generator` does, but in batches of a bounded size.
+    """Writes rows from a generator, like the builder of `Dataset.from_generator`, but in batches of bounded size.
 
-    Its description, which only the end of the rows decides, is written with them.
+    The description of the data set, which is known only after the last row, is written with the rows.
     """
 
     BUILDER_CONFIG_CLASS = GeneratorConfig
@@ -67,9 +67,9 @@ def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 def mapped(parts: Iterable[np.ndarray]) -> np.ndarray:
-    """One array of all parts (one or more) in their order, memory-mapped: it takes up memory while there is room.
+    """Returns one memory-mapped array that joins one or more parts in their order.
 
-    Its file has no name, so nothing is left of it once the array is gone.
+    Its file has no name, so the disk space is free again once the array is deleted.
     """
     folder = Path(datasets.config.HF_DATASETS_CACHE)
     folder.mkdir(parents=True, exist_ok=True)
@@ -79,21 +79,21 @@ def mapped(parts: Iterable[np.ndarray]) -> np.ndarray:
             file.write(np.ascontiguousarray(part).data)
             length += len(part)
         file.flush()
-        # An empty file can't be mapped.
+        # An empty file cannot be mapped.
         return np.memmap(file, part.dtype, "r", shape=(length, *part.shape[1:])) if length else part
 
 
 def write_dataset(
     rows: Callable[[], Iterator[dict[str, Any]]], features: Features, key: Any, bad: BadRecords | None = None
 ) -> Dataset:
-    """Writes rows to the cache of `datasets`, unless rows of the same key are there, and maps them into memory.
+    """Writes rows to the cache of `datasets`, unless it holds rows with the same key, and maps them into memory.
 
     Args:
-        rows: gives the rows. Its ValueError or OSError is raised as it is.
+        rows: yields the rows. A ValueError or OSError that it raises is not wrapped.
         features: the columns.
-        key: all that the rows depend on.
-        bad: counts the records that `rows` leaves out, if it does. Their number is kept with the rows, and logged
-            whenever these are loaded.
+        key: everything that the rows depend on.
+        bad: counts the records that `rows` leaves out. Their number is stored with the rows and logged whenever the
+            rows are loaded.
     """
     counted_by = bad or BadRecords()
     fingerprint = Hasher.hash((key, counted_by.stops))

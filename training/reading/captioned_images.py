@@ -16,25 +16,16 @@ from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from ...tokenization.processor import to_rgb
 from .bad_records import BadRecords, counted, note
 from .cache import write_dataset
-from .tables import (
-    Column,
-    file_status,
-    find_column,
-    is_data_set_id,
-    list_folder,
-    listed,
-    open_hub_data_set,
-    read_table,
-    require_content,
-    require_most,
-)
+from .sources import file_status, is_data_set_id, list_folder, open_hub_data_set, require_limit
+from .tables import Column, find_column, listed, read_table
+from .text_files import require_content
 
 METADATA_FILES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 
-# Part of every cache key: to be raised whenever the same input gives other rows, or other errors, than before.
+# Part of every cache key: raise it whenever the same input gives other rows, or other errors, than before.
 FORMAT_VERSION = 2
 
-# By which names of folders `imagefolder` tells the splits.
+# The names of folders by which `imagefolder` recognizes splits.
 SPLIT_FOLDERS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "dev", "val"),
@@ -54,33 +45,34 @@ def load_captions(
 ) -> Dataset:
     """Loads images and their captions: a data set with the columns `image` and `text`.
 
-    Every image is decoded once before this returns, so that a damaged one cannot end a training. That it was is kept,
-    like the list of the images, in the cache of `datasets`. A later call does it again if a file's size or time of
-    change, or an argument that matters, is another. The images themselves stay where they are.
+    Every image is decoded once before this returns, so that a damaged one cannot end a training run. The result of
+    this check, and the list of the images, are stored in the cache of `datasets`. A later call checks again only if an
+    argument that matters, or the size or time of change of a file, is different. The images stay where they are.
 
     Args:
         folder: One of:
 
             - A folder as `imagefolder` of `datasets` reads it: images, with a metadata.jsonl, metadata.csv or
-              metadata.parquet that has a row for each caption. Its column `file_name` is the image's path from there.
-              An image may have several captions; one that has none is left out, with a warning. Subfolders `train`,
-              `validation` and `test`, each with metadata of its own, are splits; else the whole folder is `train`.
+              metadata.parquet that has a row for each caption. Its column `file_name` is the path of the image from
+              the folder of this file. An image may have several captions; an image without one is left out, with a
+              warning. Subfolders `train`, `validation` and `test`, each with its own metadata, are splits; without
+              them the whole folder is `train`.
             - A data set on the Hub with a column of images: `org/name` or `org/name:config`.
         caption_column: The column that holds the captions.
         split: The split to read.
-        max_images: How many rows to read, each an image with one caption. Images that do not decode are among them.
-        bad_records: What to do with a row of the metadata that can't be read or names no image, and with an image that
-            does not decode: "stop" or "skip", as `load_documents` has it.
+        max_images: The most rows to read, each an image with one caption. Images that do not decode are counted.
+        bad_records: What to do with a row of the metadata that cannot be read or names no image, and with an image
+            that does not decode: "stop" or "skip", as for `load_documents`.
 
     Returns:
         The rows, in an order that is always the same.
 
     Raises:
-        ValueError: An argument or the folder is not what it may be, the metadata does not parse, the caption column is
-            missing, a caption is empty or nothing but white space, or an image is missing or does not decode.
+        ValueError: An argument or the folder is invalid, the metadata does not parse, the caption column is missing, a
+            caption is empty or nothing but white space, or an image is missing or does not decode.
         OSError: A file cannot be opened, or the Hub cannot be reached.
     """
-    require_most("images", max_images)
+    require_limit("images", max_images)
     bad = BadRecords(bad_records)
     name = os.fspath(folder)
     if is_data_set_id(name):
@@ -117,14 +109,14 @@ def _hub_captions(name: str, caption_column: str, split: str, max_images: int | 
 
 
 def _split_folder(folder: str, split: str) -> str:
-    """The part of a folder that holds a split."""
+    """Returns the folder that holds a split."""
     subfolders = {
         entry.name: entry.path for entry in sorted(os.scandir(folder), key=lambda entry: entry.name) if entry.is_dir()
     }
     splits = {name: subfolders[word] for name, words in SPLIT_FOLDERS.items() for word in words if word in subfolders}
     if not splits:
-        # `imagefolder` would also go by the names of the images. One called test.png, or train-at-night.jpg, would
-        # then be all that it reads, without a caption.
+        # `imagefolder` would also look for splits in the names of images: of a folder with an image test.png, or
+        # train-at-night.jpg, it would read nothing else, and without a caption.
         splits = {"train": folder}
     elif metadata := _metadata_of(folder):
         raise ValueError(
@@ -137,7 +129,7 @@ def _split_folder(folder: str, split: str) -> str:
 
 
 def _metadata_of(folder: str) -> str | None:
-    """The metadata file that lies in a folder, if there is one."""
+    """Returns the path of the metadata file in a folder; None if there is none."""
     found = [path for path in (os.path.join(folder, name) for name in METADATA_FILES) if os.path.isfile(path)]
     if len(found) > 1:
         raise ValueError(
@@ -155,8 +147,8 @@ def _folder_captions(folder: str, caption_column: str, max_images: int | None, b
             f"caption with the columns 'file_name' and {caption_column!r}"
         )
 
-    # Not by `imagefolder` itself: it takes the captions "None" and "2020-01-01" for no value and a date, reads several
-    # metadata files in random order, and names neither the line nor, at times, the file of a mistake.
+    # `imagefolder` itself does not serve: it turns the captions "None" and "2020-01-01" into no value and a date, it
+    # reads several metadata files in random order, and its errors name no line and not always the file.
     def rows() -> Iterator[dict[str, str]]:
         captions = (item for path in metadata for item in _read_metadata(path, caption_column, bad))
         empty = True
@@ -181,7 +173,7 @@ def _folder_captions(folder: str, caption_column: str, max_images: int | None, b
             _decode(image, image["path"])
             good.add(image["path"])
 
-    # Some may lie behind a link or in a hidden folder, and not be among `files`.
+    # Some images may be behind a link or in a hidden folder, and so not in `files`.
     checked = _checked(captions, check, [file_status(path) for path in sorted(captioned)], bad)
     if max_images is None:
         _warn_of_images_without_caption(folder, paths, captioned)
@@ -191,14 +183,13 @@ def _folder_captions(folder: str, caption_column: str, max_images: int | None, b
 def _read_metadata(name: str, caption_column: str, bad: BadRecords) -> Iterator[tuple[str, str]]:
     folder = os.path.dirname(os.path.abspath(name))
     columns = [Column("file_name"), Column(caption_column, "caption_column")]
-    for where, (file_name, text) in read_table(name, columns, bad):
-        try:
-            require_content(text, caption_column, where)
-            path = _image_path(folder, file_name, where)
-        except ValueError as error:
-            bad.add(error)
-        else:
-            yield path, text
+
+    def parse(row: tuple[str, tuple[str, ...]]) -> tuple[str, str]:
+        where, (file_name, text) = row
+        require_content(text, caption_column, where)
+        return _image_path(folder, file_name, where), text
+
+    return bad.parse_each(read_table(name, columns, bad), parse)
 
 
 def _image_path(folder: str, file_name: str, where: str) -> str:
@@ -229,7 +220,7 @@ def _warn_of_images_without_caption(folder: str, paths: Sequence[str], captioned
 
 
 def _checked(rows: Dataset, check: Callable[[Any, Any, int], None], key: Any, bad: BadRecords) -> Dataset:
-    """The rows that pass a check; which do is remembered in the cache, by the rows and the key."""
+    """Returns the rows that pass a check. The result is stored in the cache, under the rows and the key."""
 
     def passes(image: Any, text: Any, index: int) -> dict[str, bool]:
         try:
@@ -265,8 +256,8 @@ def _decode(image: dict[str, Any] | None, where: str) -> None:
     if image is None:
         raise ValueError(f"{where} has no image")
     try:
-        # In RGB, since a model reads it so.
+        # In RGB, as models read it.
         to_rgb(Image().decode_example(image))
-    except Exception as error:  # Pillow's readers let errors of many kinds through
+    except Exception as error:  # Pillow's readers raise errors of many kinds
         reason = " ".join(str(error).split())
         raise ValueError(f"{where}: the image does not decode: {type(error).__name__}: {reason}") from None

@@ -1,8 +1,9 @@
-"""Corpora: whatever the user names is read into one `datasets.Dataset` whose rows are documents."""
+"""Text corpora: all sources that the user names are read into one `datasets.Dataset` whose rows are documents."""
 
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain, groupby, islice
 
 from datasets import Dataset, Features, Value
@@ -10,35 +11,35 @@ from datasets import Dataset, Features, Value
 from ..builtin.python_docs import iter_python_docs, python_files
 from .bad_records import BadRecords
 from .cache import write_dataset
-from .tables import (
-    MAX_DOCUMENT_BYTES,
-    TABLE_SUFFIXES,
+from .sources import (
     TEXT_SUFFIXES,
-    Column,
-    File,
-    Rows,
     Source,
+    file_source,
     file_status,
-    files_label,
     find_files,
     hub_texts,
     is_data_set_id,
-    is_table,
     is_text,
     list_folder,
-    listed,
-    num_bytes,
-    read_table,
-    require_most,
+    require_limit,
     source_names,
+)
+from .tables import (
+    MAX_DOCUMENT_BYTES,
+    TABLE_SUFFIXES,
+    Column,
+    Rows,
+    is_table,
+    listed,
+    read_table,
     suffix_of,
 )
-from .text_files import read_lines, read_pieces, require_utf8
+from .text_files import num_bytes, read_lines, read_pieces, require_utf8
 
 DOCUMENT_MODES = ("file", "blank-line", "line")
 
-# Part of every cache key: to be raised whenever the same input gives other documents than before.
-FORMAT_VERSION = 1
+# Part of every cache key: raise it whenever the same input gives other documents than before.
+FORMAT_VERSION = 2
 
 
 def load_documents(
@@ -53,9 +54,9 @@ def load_documents(
 ) -> Dataset:
     """Loads a corpus: a data set with one row for each document and the columns `text` and `source`.
 
-    The documents are written to the cache of `datasets` as they are read and are memory-mapped from there, so a corpus
-    may be larger than the memory. A later call reads the cache, unless a file's size or time of change, or an argument
-    that matters, is another. Documents of nothing but white space are left out.
+    The documents are written to the cache of `datasets` while they are read, and are memory-mapped from there, so a
+    corpus may be larger than the memory. A later call reads the cache, unless an argument that matters, or the size or
+    time of change of a file, is different. Documents of nothing but white space are left out.
 
     Args:
         data: One source, or several to be joined in their order:
@@ -64,20 +65,20 @@ def load_documents(
               adds the docstrings of installed packages.
             - A text file (UTF-8, may be gzipped), a folder (the .txt, .text, .md and .rst files anywhere in it, and
               the same with .gz) or a glob such as `notes/**/*.tex`. A file that is found twice is read once.
-            - A table: .jsonl or .json (one object a line), .csv or .tsv (with a header line), the same with .gz, or
-              .parquet; also a folder or a glob of them.
+            - A table: .jsonl (one object a line), .json (the same, or a list of objects), .csv or .tsv (with a header
+              line), the same with .gz, or .parquet; also a folder or a glob of them.
             - A data set on the Hub: `org/name` or `org/name:config`.
         text_column: The column of a table or Hub data set that holds the text.
-        documents: What is one document in a text file: the whole `file`, the text between blank lines (`blank-line`),
-            or each `line`.
+        documents: The unit of a text file that makes one document: the whole `file`, the text between blank lines
+            (`blank-line`), or each `line`.
         split: The split of a Hub data set.
-        max_documents: How many documents to read. The rest is neither read nor downloaded.
-        streaming: Reads a Hub data set row by row, so that its texts are kept on the disk but its files are not, as
-            `max_documents` does too. It changes nothing for other sources, which are always read that way.
-        bad_records: What to do with a document or row that can't be read (it is not UTF-8, does not parse, is too
-            large, or lacks the text): "stop" at the first, with an error, or "skip" each, with a warning; how many
-            were left out is told by `skipped_records`. A file, or a row group of Parquet, that can't be read on counts
-            as one. A file that is not there, and a column that a whole table lacks, are errors in any case.
+        max_documents: The most documents to read. The rest is neither read nor downloaded.
+        streaming: Whether to read a Hub data set row by row, which keeps its texts on the disk but not its files;
+            `max_documents` does so too. Other sources are always read that way.
+        bad_records: What to do with a document or row that cannot be read (it is not UTF-8, does not parse, is too
+            large, or lacks the text): "stop" at the first, with an error, or "skip" each, with a warning;
+            `skipped_records` counts them. The rest of a damaged file, or of a row group of Parquet, counts as one. A
+            missing file, and a column that a whole table lacks, are errors in any case.
 
     Returns:
         The documents, in an order that is always the same. `source` is a file or data set id, with `:` and the number
@@ -90,7 +91,7 @@ def load_documents(
     """
     if documents not in DOCUMENT_MODES:
         raise ValueError(f"`documents` ({documents!r}) must be one of {listed(DOCUMENT_MODES)}")
-    require_most("documents", max_documents)
+    require_limit("documents", max_documents)
 
     bad = BadRecords(bad_records)
     column = Column(text_column, "text_column")
@@ -102,16 +103,16 @@ def load_documents(
         elif is_data_set_id(name):
             sources.append(hub_texts(name, [column], split, streaming or max_documents is not None))
         else:
-            files = [file for file in find_files(name, _search_folder, "python-docs") if file.real_path not in seen]
-            seen.update(file.real_path for file in files)
-            sources.append(_files(name, files, column, documents))
+            files = find_files(name, _search_folder, seen, "python-docs")
+            read = partial(_read_file, column=column, documents=documents)
+            sources.append(file_source(name, files, read, (column, documents)))
 
     def rows() -> Iterator[dict[str, str]]:
-        found = chain.from_iterable(source.read(bad) for source in sources)
+        found = bad.parse_each(chain.from_iterable(source.read(bad) for source in sources), _document)
         empty = True
-        for text, where in islice(_with_text(found, bad), max_documents):
+        for document in islice(filter(None, found), max_documents):
             empty = False
-            yield {"text": text, "source": where}
+            yield document
         if empty:
             labels = ", ".join(source.label for source in sources)
             raise ValueError(f"the corpus is empty: no text in {labels}{bad.hint()}")
@@ -124,24 +125,15 @@ def load_documents(
     )
 
 
-def _with_text(found: Rows, bad: BadRecords) -> Iterator[tuple[str, str]]:
-    for where, (text,) in found:
-        try:
-            has_text = _has_text(text, where)
-        except ValueError as error:
-            bad.add(error)
-        else:
-            if has_text:
-                yield text, where
-
-
-def _has_text(text: str, where: str) -> bool:
+def _document(row: tuple[str, tuple[str, ...]]) -> dict[str, str] | None:
+    """Returns a document as a row; None if it is nothing but white space."""
+    where, (text,) = row
     if num_bytes(text, where) > MAX_DOCUMENT_BYTES:
         raise ValueError(
             f"{where}: one document of more than {MAX_DOCUMENT_BYTES:,} bytes; "
             "split the file, or set `documents` to 'blank-line' or 'line'"
         )
-    return not (text == "" or text.isspace())
+    return None if text == "" or text.isspace() else {"text": text, "source": where}
 
 
 def _python_docs(name: str) -> Source:
@@ -153,13 +145,6 @@ def _python_docs(name: str) -> Source:
         return ((where, (text,)) for text, where in iter_python_docs(packages))
 
     return Source("the Python documentation", key, read)
-
-
-def _files(name: str, files: Sequence[File], column: Column, documents: str) -> Source:
-    def read(bad: BadRecords) -> Rows:
-        return chain.from_iterable(_read_file(file.name, column, documents, bad) for file in files)
-
-    return Source(files_label(name, files), ("files", files, column, documents), read)
 
 
 def _search_folder(folder: str) -> list[str]:
@@ -180,24 +165,20 @@ def _search_folder(folder: str) -> list[str]:
     return texts or tables
 
 
-def _read_file(name: str, column: Column, documents: str, bad: BadRecords) -> Rows:
+def _read_file(name: str, bad: BadRecords, column: Column, documents: str) -> Rows:
     if is_table(name):
         return read_table(name, [column], bad)
-    return _read_text(name, documents, bad)
 
+    def parse(document: tuple[str, str]) -> tuple[str, tuple[str, ...]]:
+        where, text = document
+        require_utf8(text, where, name, bad)
+        return where, (text,)
 
-def _read_text(name: str, documents: str, bad: BadRecords) -> Rows:
-    for where, text in _text_documents(name, documents, bad):
-        try:
-            require_utf8(text, where, name, bad)
-        except ValueError as error:
-            bad.add(error)
-        else:
-            yield where, (text,)
+    return bad.parse_each(_text_documents(name, documents, bad), parse)
 
 
 def _text_documents(name: str, documents: str, bad: BadRecords) -> Iterator[tuple[str, str]]:
-    # Of a document that is too large, a character too many is enough to tell.
+    # One character more than allowed shows that a document is too large.
     if documents == "file":
         for _, text in islice(read_pieces(name, bad, lambda file: file.read(MAX_DOCUMENT_BYTES + 1)), 1):
             yield name, text

@@ -1,4 +1,4 @@
-"""Rows of a data set that is streamed from the Hub: when the connection breaks, they go on where they were."""
+"""Streaming the rows of a data set from the Hub, which goes on at the same row after the connection breaks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 from datasets import IterableDataset
 from huggingface_hub.utils import httpx
 
-# In seconds, before each further try. What lies below has tried for a while already: huggingface_hub asks for a part
-# of a file six times, and `datasets` reads on up to twenty times where the connection itself is lost. They give up on
-# a Hub that answers with errors, as one does that is being restarted.
+# In seconds, before each further try. The libraries below have tried for a while already: huggingface_hub requests a
+# part of a file six times, and `datasets` goes on up to twenty times after the connection is lost. They give up on a
+# Hub that answers with errors, for example while it is restarted.
 WAITS = (5.0, 10.0, 20.0, 40.0, 80.0)
 
 _BROKEN = (ConnectionError, EOFError, TimeoutError, asyncio.TimeoutError, httpx.RequestError)
@@ -23,18 +23,18 @@ logger = logging.getLogger("regard.training")
 
 
 def stream_rows(rows: IterableDataset, name: str) -> Iterator[dict[str, Any]]:
-    """Gives each row once.
+    """Yields each row once, and tries again if the connection breaks.
 
-    The tries are counted anew after each row, so that a long reading may be interrupted often. The file that it had
-    come to, and at most the one before, are read again from the beginning.
+    The number of tries is counted anew after each row, so a long stream may be interrupted often. After an
+    interruption the current file, and at most the one before it, are read again from the beginning.
 
     Args:
         rows: a streamed data set.
-        name: what errors call it.
+        name: name of the data set, for errors.
 
     Raises:
-        ConnectionError: if the last try failed, or further ones would not help, with the row that it failed at.
-        ValueError: if the data set itself can't be read on.
+        ConnectionError: if the last try failed, or further tries would not help; the error names the row.
+        ValueError: if the data set itself cannot be read on.
     """
     number, tries = 1, 0
     while True:
@@ -43,7 +43,7 @@ def stream_rows(rows: IterableDataset, name: str) -> Iterator[dict[str, Any]]:
                 yield row
                 number, tries = number + 1, 0
             return
-        except Exception as error:  # the readers below let errors of many kinds through
+        except Exception as error:  # the libraries below raise errors of many kinds
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             if not _is_connection(error):
                 raise ValueError(f"{name}:{number} can't be read: {reason}") from None
@@ -53,18 +53,18 @@ def stream_rows(rows: IterableDataset, name: str) -> Iterator[dict[str, Any]]:
             logger.warning("%s:%d can't be reached, trying again in %g s: %s", name, number, WAITS[tries], reason)
             time.sleep(WAITS[tries])
             tries += 1
-            # Where the last row left it: after whole files, and so many rows of the next.
+            # The state after the last row: a number of whole files, and a number of rows of the next.
             rows.load_state_dict(rows.state_dict())
 
 
 def _status(error: Exception) -> int | None:
-    """The HTTP status that an error of any client tells of."""
+    """Returns the HTTP status in an error of any client; None if it has none."""
     status = getattr(getattr(error, "response", None), "status_code", None) or getattr(error, "status", None)
     return status if isinstance(status, int) else None
 
 
 def _is_connection(error: Exception) -> bool:
-    # aiohttp takes long to import, and has raised nothing where it is not.
+    # aiohttp takes long to import; if it is not imported, it cannot have raised the error.
     client = sys.modules.get("aiohttp")
     return (
         isinstance(error, _BROKEN)
@@ -77,5 +77,5 @@ def _may_pass(error: Exception) -> bool:
     status = _status(error)
     if status is not None:
         return status >= 500 or status in (408, 429)
-    # By this class itself `datasets` says that its own tries are over; what the system raises are subclasses.
+    # `datasets` raises this class itself once its own tries are over; the system raises subclasses.
     return type(error) is not ConnectionError

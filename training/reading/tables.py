@@ -1,319 +1,233 @@
-"""Files, tables and data sets on the Hub: what corpora, parallel texts and captions are read from."""
+"""The one reader of tables: JSON, CSV and Parquet files, row by row, with the place of each row."""
 
 import csv
-import glob
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet
-from datasets import Dataset, IterableDataset, Translation, load_dataset, load_dataset_builder
-from datasets.exceptions import DatasetsError
+from datasets import Features
 
 from .bad_records import BadRecords
-from .hub_streaming import stream_rows
-from .text_files import read_lines, require_utf8
-
-TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
+from .text_files import num_bytes, read_lines, require_utf8
 
 MAX_DOCUMENT_BYTES = 2**27
 # In characters. A line of JSON may write each character of a document as six.
 MAX_LINE = 4 * MAX_DOCUMENT_BYTES
 
 _PARQUET_ROWS = 500
+_JSON_SPACE = re.compile(r"[ \t\n\r]*")
 
-_DATA_SET_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?::([\w.-]+))?", re.ASCII)
-
-# Of a data set that is prepared or read; the first two are those of scripts, and of what decodes values.
-_DATA_SET_ERRORS = (RuntimeError, ValueError, DatasetsError, pa.ArrowException)
 _PARQUET_ERRORS = (pa.ArrowException, OverflowError, OSError)
 
-Rows: TypeAlias = Iterator[tuple[str, tuple[str, ...]]]  # where the row is, its texts
-_Objects: TypeAlias = Iterator[tuple[str, Mapping[str, Any]]]  # where the row is, all of it
+Rows: TypeAlias = Iterator[tuple[str, tuple[str, ...]]]  # the place of each row, its texts
+Objects: TypeAlias = Iterator[tuple[str, Mapping[str, Any]]]  # the place of each row, its columns
 
 
 class Column(NamedTuple):
-    """A column that must be there, and the argument that names it, if it is not always the same."""
+    """A column that is read.
+
+    Attributes:
+        name: its name; the column `inner` inside of `outer` is called `outer.inner`.
+        argument: the argument that names the column, for errors; None if its name is fixed.
+    """
 
     name: str
     argument: str | None = None
 
 
-class File(NamedTuple):
-    """A file, and what tells that it has changed."""
-
-    name: str
-    real_path: str
-    size: int
-    mtime_ns: int
-
-
-class Source(NamedTuple):
-    """One thing that the user named: what errors call it, what its rows depend on, and how to read them."""
-
-    label: str
-    key: Any
-    read: Callable[[BadRecords], Rows]
-
-
-def source_names(data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], builtin: str) -> list[str]:
-    """The sources that `data` names.
-
-    Args:
-        data: one or several.
-        builtin: the source that needs no data of the user's, for the error.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    names = [os.fspath(name) for name in ([data] if isinstance(data, (str, os.PathLike)) else data)]
-    if not names:
-        raise ValueError(f"`data` names no source; give a file, folder, glob, data set id or {builtin!r}")
-    return names
-
-
-def num_bytes(text: str, where: str) -> int:
-    """The size of a text in UTF-8, which it must have."""
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{where}: character {error.start} is half a surrogate pair, which is no text") from None
-
-
-def require_content(text: str, column: str, where: str) -> None:
-    """Refuses a text that cannot be stored or holds nothing to read."""
-    num_bytes(text, where)
-    if not text.strip():
-        raise ValueError(f"{where}: column {column!r} must hold text, not nothing or white space alone")
-
-
-def require_most(rows: str, most: int | None) -> None:
-    """Refuses a number that there can't be of rows at most: `max_pairs` of pairs."""
-    if most is not None and not 1 <= most < 2**63:
-        raise ValueError(f"`max_{rows}` ({most}) must be at least 1 and less than 2**63, or None for all {rows}")
-
-
-# Data sets on the Hub
-
-
-def is_data_set_id(name: str) -> bool:
-    """Whether a name is that of a data set on the Hub: `org/name` or `org/name:config`, and nothing that lies here."""
-    is_id = _DATA_SET_ID.fullmatch(name) is not None
-    return is_id and not os.path.exists(name) and not is_text(name) and not is_table(name)
-
-
-def open_hub_data_set(
-    name: str, split: str, *, streaming: bool = False, argument: str = "data"
-) -> tuple[Dataset | IterableDataset, Any]:
-    """Opens a data set on the Hub.
-
-    Args:
-        name: `org/name` or `org/name:config`.
-        split: which of its splits.
-        streaming: downloads what is read alone.
-        argument: what named it, for the error.
-
-    Returns:
-        The data set, and what tells its version.
-    """
-    match = _DATA_SET_ID.fullmatch(name)
-    assert match is not None
-    path, config = match.groups()
-    try:
-        if streaming:
-            builder = load_dataset_builder(path, config)
-            return builder.as_streaming_dataset(split=split), (path, builder.config_id, builder.hash, split)
-        rows = load_dataset(path, config, split=split)
-        return rows, (path, rows._fingerprint, split)
-    except (ConnectionError, FileNotFoundError, *_DATA_SET_ERRORS) as error:
-        kind = ConnectionError if isinstance(error, ConnectionError) else ValueError
-        reason = _reason(error)
-        raise kind(f"`{argument}` ({name!r}) is no file or folder here; as a data set on the Hub: {reason}") from None
-
-
-def _read_rows(rows: Dataset, name: str) -> Iterator[dict[str, Any]]:
-    """Gives the rows of a data set that lies on the disk, whose values may still fail to decode."""
-    number = 1
-    try:
-        for row in rows:
-            yield row
-            number += 1
-    except _DATA_SET_ERRORS as error:
-        raise ValueError(f"{name}:{number} can't be read: {_reason(error)}") from None
-
-
-def _reason(error: Exception) -> str:
-    """What went wrong, in one line; `datasets` itself says no more than that something did."""
-    cause = error.__cause__ if isinstance(error, DatasetsError) else None
-    return " ".join(str(cause or error).split())
-
-
-def hub_texts(name: str, columns: Sequence[Column], split: str, streaming: bool) -> Source:
-    """The texts of a data set on the Hub."""
-    rows, version = open_hub_data_set(name, split, streaming=streaming)
-
-    def read(bad: BadRecords) -> Rows:
-        chosen = rows
-        if rows.features is not None:  # else known only after the first row, as the data set does not declare them
-            shape = _feature_columns(rows.features)
-            for column in columns:
-                find_column(column, shape, name)
-            chosen = rows.select_columns(list(dict.fromkeys(_outermost(column, shape) for column in columns)))
-        found = stream_rows(chosen, name) if isinstance(chosen, IterableDataset) else _read_rows(chosen, name)
-        return _texts(((f"{name}:{number}", row) for number, row in enumerate(found, start=1)), columns, bad)
-
-    return Source(f"the data set {name!r}", ("hub", version, columns), read)
-
-
-def _feature_columns(features: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: dict.fromkeys(feature.languages) if isinstance(feature, Translation) else feature
-        for name, feature in features.items()
-    }
-
-
-# Files
-
-
-def find_files(name: str, in_folder: Callable[[str], list[str]], builtin: str) -> list[File]:
-    """The files that a name stands for, each once.
-
-    Args:
-        name: a file, folder or glob.
-        in_folder: gives the paths to read in a folder.
-        builtin: the source that needs no file, for the error.
-
-    Raises:
-        ValueError: if there is nothing of that name.
-    """
-    if os.path.isdir(name):
-        paths = in_folder(name)
-    elif os.path.exists(name):
-        paths = [name]
-    elif glob.has_magic(name):
-        paths = sorted(filter(os.path.isfile, glob.glob(name, recursive=True)))
-        if not paths:
-            raise ValueError(f"`data` ({name!r}) is a glob that matches no file")
-    else:
-        raise ValueError(
-            f"`data` ({name!r}) is not {builtin!r}, a file, a folder, a glob or a data set id (org/name): "
-            "there is nothing of that name"
-        )
-    files: dict[str, File] = {}
-    for file in map(file_status, paths):
-        files.setdefault(file.real_path, file)
-    return list(files.values())
-
-
-def files_label(name: str, files: Sequence[File]) -> str:
-    """What errors call the files that a name stands for."""
-    return f"{name!r} ({len(files)} {'file' if len(files) == 1 else 'files'})"
-
-
-def list_folder(folder: str) -> list[str]:
-    """The paths of the files anywhere in a folder that are not hidden, in an order that is always the same."""
-    paths = []
-    for parent, subfolders, names in os.walk(folder, onerror=_raise):
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        paths += [os.path.join(parent, name) for name in sorted(names) if not name.startswith(".")]
-    return [path for path in paths if os.path.isfile(path)]
-
-
-def _raise(error: OSError) -> NoReturn:
-    raise error
-
-
-def file_status(path: str) -> File:
-    """What tells that a file has changed.
-
-    Raises:
-        ValueError: if its name is not UTF-8, and can't be stored with what is read.
-    """
-    num_bytes(path, f"the file's name {path!r}")
-    status = os.stat(path)
-    return File(path, os.path.realpath(path), status.st_size, status.st_mtime_ns)
-
-
 def suffix_of(name: str) -> str:
-    """The suffix that tells a file's kind, in small letters and without `.gz`."""
+    """Returns the suffix that shows the kind of a file, in lower case and without `.gz`."""
     return Path(name.lower().removesuffix(".gz")).suffix
 
 
-def is_text(name: str) -> bool:
-    """Whether a file is a text by its name."""
-    return suffix_of(name) in TEXT_SUFFIXES
-
-
 def is_table(name: str) -> bool:
-    """Whether a file is a table by its name."""
+    """Returns whether a file is a table by its name."""
     return suffix_of(name) in _TABLE_READERS
 
 
-@contextmanager
-def naming_the_parquet_file(name: str) -> Iterator[None]:
-    """Names the file, in one line, in the errors of the reader of Parquet."""
-    try:
-        yield
-    except (*_PARQUET_ERRORS, UnicodeDecodeError) as error:
-        raise _not_parquet(repr(name), error) from None
-
-
-# Tables
-
-
 def read_table(name: str, columns: Sequence[Column], bad: BadRecords | None = None) -> Rows:
-    """Reads texts from a file that `is_table`.
+    """Reads columns of texts from a file that `is_table`.
 
     Args:
-        name: of the file.
-        columns: those that every row must have, each a text.
-        bad: takes note of the rows that can't be read, and of what follows where a file can't be read on; None stops
-            at the first. A column that a header or schema lacks is an error in any case.
+        name: name of the file.
+        columns: the columns that every row must have.
+        bad: receives the rows that cannot be read, and counts a file that is damaged from some place on as one; None
+            stops at the first. A column that is missing in a header or schema is an error in any case.
 
     Yields:
-        The file and line (or row of a Parquet file), from 1; and the texts, in the order of `columns`.
+        The file and line (of a Parquet file: row) of each row, from 1; and the row's texts, in the order of `columns`.
 
     Raises:
-        ValueError: if the file does not parse, a column is missing or holds something other than text.
+        ValueError: if the file does not parse, or a column is missing or holds something other than text.
     """
     bad = bad or BadRecords()
-    return _texts(_TABLE_READERS[suffix_of(name)](name, columns, bad), columns, bad)
+    return texts_of(_TABLE_READERS[suffix_of(name)](name, columns, bad), columns, bad)
 
 
-def _read_json_lines(name: str, columns: Sequence[Column], bad: BadRecords) -> _Objects:
-    for number, line in read_lines(name, bad, MAX_LINE):
-        if line.isspace():
-            continue
-        where = f"{name}:{number}"
-        try:
-            require_utf8(line, where, name, bad)
-            row = _parse_json(line, where)
-        except ValueError as error:
-            bad.add(error)
-        else:
-            yield where, row
+def read_values(name: str, columns: Sequence[Column]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Reads columns of any values from a file that `is_table`, and stops at the first row that cannot be read.
+
+    All cells of a CSV file are texts: "NA" and "007" stay what they are. JSON objects may lack a column that others
+    of the file have; its value is None then.
+
+    Args:
+        name: name of the file.
+        columns: the columns to read.
+
+    Yields:
+        The place of each row as `read_table` yields it, and the row's values, in the order of `columns`.
+
+    Raises:
+        ValueError: if the file does not parse, or no row has one of the columns.
+    """
+    if suffix_of(name) in (".csv", ".tsv"):
+        yield from read_table(name, columns)
+        return
+    missing: dict[Column, ValueError] = {}
+    found: set[Column] = set()
+    for where, row in _TABLE_READERS[suffix_of(name)](name, columns, BadRecords()):
+        values = []
+        for column in columns:
+            try:
+                values.append(find_column(column, row, where))
+                found.add(column)
+            except ValueError as error:
+                missing.setdefault(column, error)
+                values.append(None)
+        for value in values:
+            num_bytes(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str), where)
+        yield where, tuple(values)
+    for column, first in missing.items():
+        if column not in found:
+            raise first
 
 
-def _parse_json(line: str, where: str) -> dict[str, Any]:
-    if len(line) > MAX_LINE:
-        raise ValueError(f"{where}: a line of more than {MAX_LINE:,} characters")
+def declared_features(name: str, columns: Sequence[Column]) -> dict[str, Any]:
+    """Returns the features that a Parquet file declares for columns, such as the names of its labels.
+
+    Other files declare none.
+
+    Raises:
+        ValueError: if a column is missing, or has a type that `datasets` does not know.
+    """
+    if suffix_of(name) != ".parquet":
+        return {}
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} does not parse as JSON (one object a line): {error}") from None
+        schema = pa.parquet.read_schema(name)
+        outermost = outer_columns(columns, _schema_columns(schema))
+        chosen = pa.schema([field for field in schema if field.name in outermost], schema.metadata)
+        features = Features.from_arrow_schema(chosen)
+    except (*_PARQUET_ERRORS, ValueError) as error:
+        raise _not_parquet(repr(name), error) from None
+    return {column.name: find_column(column, features, name) for column in columns}
+
+
+# JSON
+
+
+def _read_json(name: str, columns: Sequence[Column], bad: BadRecords) -> Objects:
+    lines = read_lines(name, bad, MAX_LINE)
+    for number, line in lines:
+        if not line.isspace():
+            is_list = suffix_of(name) == ".json" and line.lstrip().startswith("[")
+            read = _read_json_list if is_list else _read_json_lines
+            yield from read(name, chain([(number, line)], lines), bad)
+
+
+def _read_json_lines(name: str, lines: Iterable[tuple[int, str]], bad: BadRecords) -> Objects:
+    def parse(item: tuple[int, str]) -> tuple[str, dict[str, Any]]:
+        number, line = item
+        where = f"{name}:{number}"
+        require_utf8(line, where, name, bad)
+        if len(line) > MAX_LINE:
+            raise ValueError(f"{where}: a line of more than {MAX_LINE:,} characters")
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{where} does not parse as JSON (one object a line): {error}") from None
+        return where, _require_object(row, where)
+
+    return bad.parse_each((line for line in lines if not line[1].isspace()), parse)
+
+
+def _read_json_list(name: str, lines: Iterable[tuple[int, str]], bad: BadRecords) -> Objects:
+    """Reads a list of objects. Its whole text is in memory; what follows a mistake in its syntax is lost."""
+    first, text = _joined(lines)
+    if len(text) > MAX_LINE:
+        bad.add(ValueError(f"{name}: a list of more than {MAX_LINE:,} characters; write one object a line instead"))
+        return
+
+    def parse(element: tuple[int, str, Any]) -> tuple[str, dict[str, Any]]:
+        line, source, row = element
+        where = f"{name}:{first + line}"
+        require_utf8(source, where, name, bad)
+        return where, _require_object(row, where)
+
+    try:
+        yield from bad.parse_each(_list_elements(text), parse)
+    except json.JSONDecodeError as error:
+        where = f"{name}:{first + error.lineno - 1}"
+        bad.add(ValueError(f"{where} does not parse as JSON (a list of objects): {error.msg}"))
+
+
+def _joined(lines: Iterable[tuple[int, str]]) -> tuple[int, str]:
+    """Joins lines, but no more of them than exceed `MAX_LINE`; returns the number of the first with the text."""
+    first, parts, size = 0, [], 0
+    for number, line in lines:
+        first = first or number
+        if size <= MAX_LINE:
+            parts.append(line)
+            size += len(line)
+    return first, "".join(parts)
+
+
+def _list_elements(text: str) -> Iterator[tuple[int, str, Any]]:
+    """Yields the line, from 0, the text and the value of each element of a JSON list."""
+    decode = json.JSONDecoder().raw_decode
+    place, line, counted = text.index("["), 0, 0  # the place of the bracket, then of each comma
+    while True:
+        start = _next(text, place + 1)
+        if text[place] == "[" and text[start : start + 1] == "]":
+            place = start
+            break
+        line, counted = line + text.count("\n", counted, start), start
+        try:
+            value, end = decode(text, start)
+        except RecursionError as error:
+            raise json.JSONDecodeError(str(error), text, start) from None
+        yield line, text[start:end], value
+        place = _next(text, end)
+        if text[place : place + 1] == "]":
+            break
+        if text[place : place + 1] != ",":
+            raise json.JSONDecodeError("Expecting ',' delimiter", text, place)
+    if _next(text, place + 1) < len(text):
+        raise json.JSONDecodeError("Extra data", text, _next(text, place + 1))
+
+
+def _next(text: str, place: int) -> int:
+    """The first place from one on that holds no white space of JSON."""
+    match = _JSON_SPACE.match(text, place)
+    assert match is not None
+    return match.end()
+
+
+def _require_object(row: Any, where: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise ValueError(f"{where} must be a JSON object, not {_shown(row)}")
     return row
 
 
-def _read_csv(name: str, columns: Sequence[Column], bad: BadRecords) -> _Objects:
-    # The default, 128 KiB for the whole process, is less than a long article.
+# CSV and Parquet
+
+
+def _read_csv(name: str, columns: Sequence[Column], bad: BadRecords) -> Objects:
+    # The default limit, 128 KiB for the whole process, is less than a long article.
     csv.field_size_limit(max(MAX_DOCUMENT_BYTES, csv.field_size_limit()))
     dialect = "excel-tab" if suffix_of(name) == ".tsv" else "excel"
     damage: list[ValueError] = []  # in the lines of the present row
@@ -367,7 +281,7 @@ def _read_csv(name: str, columns: Sequence[Column], bad: BadRecords) -> _Objects
         line = reader.reader.line_num + 1
 
 
-def _read_parquet(name: str, columns: Sequence[Column], bad: BadRecords) -> _Objects:
+def _read_parquet(name: str, columns: Sequence[Column], bad: BadRecords) -> Objects:
     try:
         table = pa.parquet.ParquetFile(name, pre_buffer=False)  # a buffer that would grow to the whole column
     except _PARQUET_ERRORS as error:
@@ -389,7 +303,7 @@ def _read_parquet(name: str, columns: Sequence[Column], bad: BadRecords) -> _Obj
                 bad.add(_not_parquet(f"{name!r}, rows {number + 1:,} to {end:,},", error))
 
 
-def _parquet_rows(batch: pa.RecordBatch, name: str, before: int, bad: BadRecords) -> _Objects:
+def _parquet_rows(batch: pa.RecordBatch, name: str, before: int, bad: BadRecords) -> Objects:
     try:
         rows = batch.to_pylist()
     except UnicodeDecodeError:
@@ -404,7 +318,7 @@ def _parquet_rows(batch: pa.RecordBatch, name: str, before: int, bad: BadRecords
 
 def _not_parquet(what: str, error: Exception) -> ValueError:
     if isinstance(error, OSError) and error.errno is not None:
-        raise error  # the system's; of damaged data it has no number
+        raise error  # an error of the system; errors about damaged data have no number
     return ValueError(f"{what} does not read as Parquet: {str(error).splitlines()[0]}")
 
 
@@ -415,9 +329,9 @@ def _schema_columns(schema: pa.Schema) -> dict[str, Any]:
     }
 
 
-_TABLE_READERS: dict[str, Callable[[str, Sequence[Column], BadRecords], _Objects]] = {
-    ".jsonl": _read_json_lines,
-    ".json": _read_json_lines,
+_TABLE_READERS: dict[str, Callable[[str, Sequence[Column], BadRecords], Objects]] = {
+    ".jsonl": _read_json,
+    ".json": _read_json,
     ".csv": _read_csv,
     ".tsv": _read_csv,
     ".parquet": _read_parquet,
@@ -425,14 +339,14 @@ _TABLE_READERS: dict[str, Callable[[str, Sequence[Column], BadRecords], _Objects
 TABLE_SUFFIXES = tuple(_TABLE_READERS)
 
 
-def _texts(rows: _Objects, columns: Sequence[Column], bad: BadRecords) -> Rows:
-    for where, row in rows:
-        try:
-            texts = tuple(_text(column, row, where) for column in columns)
-        except ValueError as error:
-            bad.add(error)
-        else:
-            yield where, texts
+def texts_of(rows: Objects, columns: Sequence[Column], bad: BadRecords) -> Rows:
+    """Yields the texts that rows hold in some columns; `bad` receives the rows that hold something else."""
+
+    def parse(item: tuple[str, Mapping[str, Any]]) -> tuple[str, tuple[str, ...]]:
+        where, row = item
+        return where, tuple(_text(column, row, where) for column in columns)
+
+    return bad.parse_each(rows, parse)
 
 
 def _text(column: Column, row: Mapping[str, Any], where: str) -> str:
@@ -443,10 +357,10 @@ def _text(column: Column, row: Mapping[str, Any], where: str) -> str:
 
 
 def find_column(column: Column, row: Mapping[str, Any], where: str) -> Any:
-    """What a row, or a table's description, holds for a column; the one inside another is named `outer.inner`.
+    """Returns what a row, or the description of a table, holds for a column.
 
     Raises:
-        ValueError: if it is not there.
+        ValueError: if the column is missing; the error lists the columns that are there.
     """
     if column.name in row:
         return row[column.name]
@@ -463,12 +377,13 @@ def _names(name: str, value: Any) -> Iterable[str]:
     return [f"{name}.{inner}" for inner in value] if isinstance(value, Mapping) and value else [name]
 
 
-def _outermost(column: Column, row: Mapping[str, Any]) -> str:
-    return column.name if column.name in row else column.name.partition(".")[0]
+def outer_columns(columns: Iterable[Column], row: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the columns of a table that hold some columns, each once."""
+    return list(dict.fromkeys(name if name in row else name.partition(".")[0] for name, _ in columns))
 
 
 def listed(words: Iterable[str]) -> str:
-    """Words as an error shows them."""
+    """Returns words as errors show them: quoted, with commas between them."""
     return ", ".join(map(repr, words))
 
 

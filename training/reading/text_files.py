@@ -1,11 +1,10 @@
-"""Reading text files that may be gzipped, as UTF-8: in pieces of a bounded size, and on past what is no text."""
+"""Text files in UTF-8, gzipped or not, read in pieces of bounded size; bytes that are not UTF-8 can be passed over."""
 
 from __future__ import annotations
 
 import gzip
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import IO, Any
 
@@ -15,47 +14,31 @@ _GZIP_ERRORS = (gzip.BadGzipFile, EOFError, zlib.error)
 
 
 def open_file(name: str, mode: str, **options: Any) -> Any:
-    """Opens a file that may be gzipped."""
+    """Opens a file, which is decompressed if its name ends in `.gz`."""
     return gzip.open(name, mode, **options) if name.lower().endswith(".gz") else open(name, mode, **options)
-
-
-def open_text(name: str, newline: str | None = None, errors: str = "strict") -> IO[str]:
-    """Opens a text that may be gzipped."""
-    file: IO[str] = open_file(name, "rt", encoding="utf-8-sig", newline=newline, errors=errors)
-    return file
-
-
-@contextmanager
-def naming_the_file(name: str) -> Iterator[None]:
-    """Names the file, and the place in it, in the errors of the decoders of UTF-8 and of gzip."""
-    try:
-        yield
-    except UnicodeDecodeError:
-        raise ValueError(_undecodable(name)) from None
-    except _GZIP_ERRORS as error:
-        raise ValueError(f"{name!r} is not a complete gzip file: {error}") from None
 
 
 def read_pieces(
     name: str, bad: BadRecords, read: Callable[[IO[str]], str], newline: str | None = None
 ) -> Iterator[tuple[int, str]]:
-    """Reads a text that may be gzipped, piece by piece.
+    """Reads a text file piece by piece.
 
-    A byte that is not UTF-8 becomes half a surrogate pair, which no UTF-8 gives: see `require_utf8`. A gzip file that
-    is damaged counts as one bad record, with all that would have followed.
+    A byte that is not UTF-8 becomes half a surrogate pair, which valid UTF-8 never contains; `require_utf8` finds it.
+    A damaged gzip file counts as one bad record, together with everything after the damage.
 
     Args:
-        name: of the file.
-        bad: takes note.
-        read: reads the next piece; none are left when it is empty.
-        newline: as of `open`.
+        name: name of the file.
+        bad: receives the bad records.
+        read: reads the next piece from the open file; returns an empty string at the end.
+        newline: as for `open`.
 
     Yields:
         The number of the piece, from 1, and the piece.
     """
     number = 0
     try:
-        with open_text(name, newline, errors="surrogateescape") as file:
+        options = {"encoding": "utf-8-sig", "newline": newline, "errors": "surrogateescape"}
+        with open_file(name, "rt", **options) as file:
             for number, piece in enumerate(iter(partial(read, file), ""), start=1):
                 yield number, piece
     except _GZIP_ERRORS as error:
@@ -64,9 +47,9 @@ def read_pieces(
 
 
 def read_lines(name: str, bad: BadRecords, longest: int, newline: str | None = None) -> Iterator[tuple[int, str]]:
-    """Reads the lines of a text, see `read_pieces`.
+    """Reads a text file line by line; see `read_pieces` for the arguments and for what is yielded.
 
-    Of a line that is longer than `longest`, one character more than that is given, and the rest is never in memory.
+    A line of more than `longest` characters is cut after `longest + 1` of them, and its rest is never in memory.
     """
 
     def read(file: IO[str]) -> str:
@@ -79,7 +62,14 @@ def read_lines(name: str, bad: BadRecords, longest: int, newline: str | None = N
 
 
 def require_utf8(text: str, where: str, name: str, bad: BadRecords) -> None:
-    """Refuses what `read_pieces` gave for bytes that are not UTF-8."""
+    """Raises a ValueError if `read_pieces` met bytes that are not UTF-8 in a text.
+
+    Args:
+        text: a piece of the file, or part of one.
+        where: its place, for the error if bad records are skipped.
+        name: name of the file, in which the byte is looked up if the first bad record stops the reading.
+        bad: says which of the two it is.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -90,7 +80,7 @@ def require_utf8(text: str, where: str, name: str, bad: BadRecords) -> None:
 
 
 def _undecodable(name: str) -> str:
-    # The decoder knows the place within its buffer only. No line of UTF-8 can break inside a character.
+    # The decoder knows the place in its buffer only. Lines can be decoded one by one: none ends inside a character.
     offset = 0
     try:
         with open_file(name, "rb") as file:
@@ -105,3 +95,22 @@ def _undecodable(name: str) -> str:
         # The line may go on beyond what the decoder had.
         return f"{name!r} is not a complete gzip file: {error}"
     return f"{name!r} changed while it was read"
+
+
+def num_bytes(text: str, where: str) -> int:
+    """Returns the size of a text in UTF-8.
+
+    Raises:
+        ValueError: if it contains half a surrogate pair and so has no UTF-8.
+    """
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{where}: character {error.start} is half a surrogate pair, which is no text") from None
+
+
+def require_content(text: str, column: str, where: str) -> None:
+    """Raises a ValueError if a text has no UTF-8, or is empty or nothing but white space."""
+    num_bytes(text, where)
+    if not text.strip():
+        raise ValueError(f"{where}: column {column!r} must hold text, not nothing or white space alone")

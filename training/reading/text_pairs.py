@@ -1,4 +1,4 @@
-"""Parallel texts: what the user names is read into one `datasets.Dataset` of pairs, a source text and its target."""
+"""Pairs of texts: all sources that the user names are read into one `datasets.Dataset` of source and target texts."""
 
 from __future__ import annotations
 
@@ -10,27 +10,20 @@ from datasets import Dataset, Features, Value
 
 from .bad_records import BadRecords
 from .cache import write_dataset
-from .tables import (
-    TABLE_SUFFIXES,
-    Column,
-    File,
-    Rows,
+from .sources import (
     Source,
-    files_label,
-    find_files,
+    file_source,
+    find_tables,
     hub_texts,
     is_data_set_id,
-    is_table,
-    list_folder,
-    listed,
-    read_table,
-    require_content,
-    require_most,
+    require_limit,
     source_names,
 )
+from .tables import Column, read_table
+from .text_files import require_content
 
-# Part of every cache key: to be raised whenever the same input gives other pairs than before.
-FORMAT_VERSION = 1
+# Part of every cache key: raise it whenever the same input gives other pairs than before.
+FORMAT_VERSION = 2
 
 
 def load_pairs(
@@ -45,25 +38,25 @@ def load_pairs(
 ) -> Dataset:
     """Loads pairs of texts: a data set with one row for each pair and the columns `source` and `target`.
 
-    The pairs are written to the cache of `datasets` as they are read and are memory-mapped from there. A later call
-    reads the cache, unless a file's size or time of change, or an argument that matters, is another.
+    The pairs are written to the cache of `datasets` while they are read, and are memory-mapped from there. A later
+    call reads the cache, unless an argument that matters, or the size or time of change of a file, is different.
 
     Args:
         data: One source, or several to be joined in their order:
 
-            - A table: .jsonl or .json (one object a line), .csv or .tsv (with a header line), the same with .gz, or
-              .parquet; also a folder (the tables anywhere in it) or a glob of them. A file that is found twice is
-              read once.
+            - A table: .jsonl (one object a line), .json (the same, or a list of objects), .csv or .tsv (with a header
+              line), the same with .gz, or .parquet; also a folder (the tables anywhere in it) or a glob of them. A
+              file that is found twice is read once.
             - A data set on the Hub: `org/name` or `org/name:config`.
         source_column: The column that holds the source texts. `translation.en` is the column `en` inside of
             `translation`.
         target_column: The column that holds the target texts, likewise.
         split: The split of a Hub data set.
-        max_pairs: How many pairs to read. The rest is neither read nor downloaded.
-        streaming: Reads a Hub data set row by row, so that its texts are kept on the disk but its files are not, as
-            `max_pairs` does too. It changes nothing for other sources, which are always read that way.
-        bad_records: What to do with a row that can't be read or lacks a text: "stop" or "skip", as `load_documents`
-            has it.
+        max_pairs: The most pairs to read. The rest is neither read nor downloaded.
+        streaming: Whether to read a Hub data set row by row, which keeps its texts on the disk but not its files;
+            `max_pairs` does so too. Other sources are always read that way.
+        bad_records: What to do with a row that cannot be read or lacks a text: "stop" or "skip", as for
+            `load_documents`.
 
     Returns:
         The pairs, in an order that is always the same.
@@ -73,7 +66,7 @@ def load_pairs(
             something other than text, a text is empty or nothing but white space, or there are no pairs at all.
         OSError: A file cannot be opened, or the Hub cannot be reached.
     """
-    require_most("pairs", max_pairs)
+    require_limit("pairs", max_pairs)
     bad = BadRecords(bad_records)
     columns = [Column(source_column, "source_column"), Column(target_column, "target_column")]
     sources: list[Source] = []
@@ -82,16 +75,21 @@ def load_pairs(
         if is_data_set_id(name):
             sources.append(hub_texts(name, columns, split, streaming or max_pairs is not None))
         else:
-            files = [file for file in find_files(name, _search_folder, "dates") if file.real_path not in seen]
-            seen.update(file.real_path for file in files)
-            sources.append(_tables(name, files, columns))
+            files = find_tables(name, seen, "dates")
+            sources.append(file_source(name, files, lambda file, bad: read_table(file, columns, bad), columns))
+
+    def pair(row: tuple[str, tuple[str, ...]]) -> dict[str, str]:
+        where, texts = row
+        for column, text in zip(columns, texts, strict=True):
+            require_content(text, column.name, where)
+        return dict(zip(("source", "target"), texts, strict=True))
 
     def rows() -> Iterator[dict[str, str]]:
-        found = chain.from_iterable(source.read(bad) for source in sources)
+        found = bad.parse_each(chain.from_iterable(source.read(bad) for source in sources), pair)
         empty = True
-        for texts in islice(_with_content(found, columns, bad), max_pairs):
+        for row in islice(found, max_pairs):
             empty = False
-            yield dict(zip(("source", "target"), texts, strict=True))
+            yield row
         if empty:
             labels = ", ".join(source.label for source in sources)
             raise ValueError(f"there is no pair in {labels}{bad.hint()}")
@@ -102,34 +100,3 @@ def load_pairs(
         key=("pairs", FORMAT_VERSION, max_pairs, [source.key for source in sources]),
         bad=bad,
     )
-
-
-def _with_content(found: Rows, columns: Sequence[Column], bad: BadRecords) -> Iterator[tuple[str, ...]]:
-    for where, texts in found:
-        try:
-            for column, text in zip(columns, texts, strict=True):
-                require_content(text, column.name, where)
-        except ValueError as error:
-            bad.add(error)
-        else:
-            yield texts
-
-
-def _tables(name: str, files: Sequence[File], columns: Sequence[Column]) -> Source:
-    for file in files:
-        if not is_table(file.name):
-            raise ValueError(
-                f"{file.name!r} is no table, which pairs are read from: its name must end in {listed(TABLE_SUFFIXES)}"
-            )
-
-    def read(bad: BadRecords) -> Rows:
-        return chain.from_iterable(read_table(file.name, columns, bad) for file in files)
-
-    return Source(files_label(name, files), ("files", files, columns), read)
-
-
-def _search_folder(folder: str) -> list[str]:
-    paths = list(filter(is_table, list_folder(folder)))
-    if not paths:
-        raise ValueError(f"folder {folder!r} holds no file that ends in {listed(TABLE_SUFFIXES)}")
-    return paths

@@ -14,7 +14,9 @@ import yaml
 
 import regard.commands.app
 from regard.commands.generate import generate_text
+from regard.commands.settings_options import settings_command
 from regard.commands.train import figure_lines
+from regard.families.registry import FAMILIES
 from regard.training.families.bert import BertObjective, BertSettings
 from regard.training.families.registry import TRAINABLE
 
@@ -37,7 +39,7 @@ def test_help_explains_every_setting(command, family):
     ended = command("train", family, "--help")
     assert ended.code == 0
     text = " ".join(ended.out.split())
-    assert regard.commands.app.TRAIN_HELP[family] in text
+    assert FAMILIES[family].help in text
     for setting in fields(TRAINABLE[family].settings_class):
         flag = "--" + setting.name.replace("_", "-")
         assert flag in text
@@ -59,7 +61,7 @@ def test_help_names_every_family(command):
     ended = command("train", "--help")
     for family in TRAINABLE:
         assert f"{family} " in ended.out
-        assert regard.commands.app.TRAIN_HELP[family].partition(":")[0].rstrip(".") in " ".join(ended.out.split())
+        assert FAMILIES[family].help.partition(":")[0].rstrip(".") in " ".join(ended.out.split())
 
 
 @pytest.mark.parametrize("name", ["fill", "generate", "evaluate"])
@@ -217,9 +219,7 @@ def test_only_the_first_of_several_processes_speaks(command, flags, tmp_path, mo
 
 def test_a_duration_given_as_a_flag_goes_before_another_in_the_file(tmp_path):
     seen = []
-    command = regard.commands.app.settings_command(
-        BertSettings, lambda output, chosen, resume: seen.append(chosen), "runs"
-    )
+    command = settings_command(BertSettings, lambda output, chosen, resume: seen.append(chosen), "runs")
     file = tmp_path / "settings.yaml"
     file.write_text("steps: 5\nseed: 3\n")
     command(output=tmp_path, resume=False, settings=file, epochs=2.0)
@@ -255,7 +255,7 @@ def corpora(folder: Path) -> dict[str, dict]:
     ("name", "given", "expected"),
     [
         ("empty", {}, "the corpus is empty: no text in"),
-        ("one", {}, "the corpus has 1 document, too few to hold out 2"),
+        ("one", {}, "too few to hold out 2 and train on 2 or more: add documents, split"),
         ("latin", {}, "latin.txt' is not UTF-8: byte 16 (0xe9)"),
         ("broken", {}, "broken.jsonl:3 does not parse as JSON"),
         ("column", {}, "has no column 'text'; `text_column` can be 'title', 'body'"),

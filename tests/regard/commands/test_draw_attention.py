@@ -7,7 +7,8 @@ from PIL import Image
 from transformers import BertConfig, BertModel
 
 import regard
-from regard.commands.draw_attention import draw_attention, load_attentive
+from regard.commands.draw_attention import draw_attention
+from regard.loading import for_attention, load_network
 from regard.tokenization.processor import make_captioner_processor
 from regard.tokenization.wordpiece import train_wordpiece
 from regard.tokenization.words import train_words
@@ -135,7 +136,7 @@ def test_a_stock_model_of_texts_and_images(captioner, stock, command, tmp_path, 
 
 def test_the_library_does_the_same(stock, tmp_path):
     seen = draw_attention(stock, tmp_path / "map.html", "the river", layer=0, head=3)
-    model, tokenizer = load_attentive(stock)
+    model, tokenizer = load_network(stock, for_attention)
     assert seen.title == str(stock)
     np.testing.assert_array_equal(seen.weights, regard.attention_map(model, tokenizer, "the river").weights)
 

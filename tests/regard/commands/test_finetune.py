@@ -19,8 +19,10 @@ from huggingface_hub import ModelCard
 
 import regard
 from regard.commands import finetune as finetuning
+from regard.commands.app import FINETUNE_HELP
 from regard.commands.train import figure_lines, summary
 from regard.sharing.cards import TASK_CARDS
+from regard.training.finetuning.finetune import TASKS
 
 ROOT = Path(__file__).parents[3]
 WORDS = "river stone water fish house door the a of under near".split()
@@ -104,6 +106,10 @@ def test_the_arguments_go_to_the_training(tmp_path, monkeypatch):
         (("tokens", tmp_path, {"epochs": 2}), {"resume": True}),
         tmp_path / "model",
     ]
+
+
+def test_the_command_line_has_every_task():
+    assert list(FINETUNE_HELP) == list(TASKS)
 
 
 def test_no_such_task(tmp_path):

@@ -5,7 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, set_seed
 
 import regard
-from regard.commands.generate import generate_text, load_generator
+from regard.commands.generate import generate_text
+from regard.loading import for_generation, load_network
 from regard.modeling.decoder import RegardDecoderForCausalLM
 
 PROMPT = "The river"
@@ -168,7 +169,7 @@ def test_an_encoder_decoder_rewrites_its_source(trained, family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_targets_as_long_as_were_trained_on(trained, family):
-    model, _ = load_generator(trained(family))
+    model, _ = load_network(trained(family), for_generation)
     # transformers' own default is 20.
     assert model.generation_config.max_new_tokens == 32
     assert isinstance(generate_text("the river", trained(family), max_new_tokens=1_000), str)

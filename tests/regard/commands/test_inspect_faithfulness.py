@@ -4,7 +4,8 @@ import pytest
 from PIL import Image
 
 import regard
-from regard.commands.inspect_faithfulness import held_out_rows, inspect_faithfulness, load_predicting
+from regard.commands.inspect_faithfulness import held_out_rows, inspect_faithfulness
+from regard.loading import for_prediction, load_network
 
 
 def test_the_face_of_the_package():
@@ -43,12 +44,12 @@ def test_the_library_does_the_same_and_a_seed_draws_other_examples(run_folder, t
 
 
 def test_what_is_tested_on(run_folder, trained, corpus_folder):
-    network, _ = load_predicting(run_folder)
+    network, _ = load_network(run_folder, for_prediction)
     assert len(held_out_rows(run_folder, None, network)) == 2
     assert len(held_out_rows(run_folder, corpus_folder, network)) == 10
     # A model that is no run has no data of its own.
     assert len(held_out_rows(run_folder / "model", corpus_folder, network)) == 10
-    network, _ = load_predicting(trained("recurrent"))
+    network, _ = load_network(trained("recurrent"), for_prediction)
     tested = held_out_rows(trained("recurrent"), "dates:de", network)
     from regard.training.builtin.dates import load_dates
 

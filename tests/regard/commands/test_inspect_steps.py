@@ -149,7 +149,7 @@ def test_what_is_refused(refusal, decoder_folder, run_folder, trained, captioner
     assert "`target` is given" in refusal("inspect", "causality", run_folder, "--target", "x")
     assert "must be left out" in refusal("inspect", "shapes", run_folder, "--image", captioner / "image.png")
     assert "must be the file of an image" in refusal("inspect", "shapes", captioner)
-    assert "none of that name" in refusal("inspect", "shapes", captioner, "--image", tmp_path / "none.png")
+    assert "there is no such file" in refusal("inspect", "shapes", captioner, "--image", tmp_path / "none.png")
     assert "which reads no text" in refusal("inspect", "order", captioner)
     assert "no position embeddings" in refusal("inspect", "order", trained("recurrent"))
     for folder in (trained("recurrent"), captioner):

@@ -4,8 +4,8 @@ import pytest
 import yaml
 
 import regard
-from regard.commands.app import settings_options
-from regard.commands.plan import PLANNED, plan_lines, plan_training
+from regard.commands.plan import plan_lines, plan_training, planned_settings
+from regard.commands.settings_options import settings_options
 from regard.training.families.registry import TRAINABLE
 
 SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 56}
@@ -102,14 +102,16 @@ def test_help(command, family):
     text = " ".join(ended.out.split())
     for flag in ("--devices", "--tokens", "--speed", "--measure", "--efficiency", "--json"):
         assert flag in text
+    planned = planned_settings(TRAINABLE[family])
     for option in settings_options(TRAINABLE[family].settings_class):
         flag = "--" + option.name.replace("_", "-")
-        assert (f"{flag} " in text or f"{flag} / " in text) == (option.name in PLANNED | {"settings"})
+        assert (f"{flag} " in text or f"{flag} / " in text) == (option.name in planned | {"settings"})
 
 
-def test_what_matters_is_a_setting():
-    names = {option.name for family in TRAINABLE.values() for option in settings_options(family.settings_class)}
-    assert names > PLANNED
+@pytest.mark.parametrize("family", TRAINABLE)
+def test_what_matters_is_a_setting(family):
+    names = {option.name for option in settings_options(TRAINABLE[family].settings_class)}
+    assert names > planned_settings(TRAINABLE[family])
 
 
 def test_bad_use(refusal, flags, tmp_path):

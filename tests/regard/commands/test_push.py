@@ -16,7 +16,7 @@ import regard
 import regard.commands.app
 from regard.commands.finetune import finetune
 from regard.commands.push import plain_card, push
-from regard.registration import FAMILIES
+from tests.support.families import FAMILIES
 from tests.support.hub.client import Client
 from tests.support.hub.models import TINY, fingerprint, make_model, save_model
 from tests.support.hub.server import HubServer
@@ -252,7 +252,7 @@ def test_a_card_whose_metadata_does_not_parse(client, tmp_path, metadata):
 def test_the_command_hands_on_what_it_is_given(command, monkeypatch):
     calls = []
     monkeypatch.setattr(
-        regard.commands.app, "push_run", lambda *given, **options: calls.append((given, options)) or "address"
+        "regard.commands.push.push", lambda *given, **options: calls.append((given, options)) or "address"
     )
     assert command("push", "runs/x", "me/x").out.strip() == "address"
     line = ["--license", "mit", "--language", "en", "--language", "de", "--private", "--no-bundle", "--revision", "b"]
@@ -293,7 +293,7 @@ def test_a_plain_card_of_an_exported_model(tmp_path):
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
-        (lambda folder: None, "`run` .* must be the folder of a run or of a model: there is none of that name"),
+        (lambda folder: None, "`run` .* must be the folder of a run or of a model: there is no such folder"),
         (lambda folder: folder.mkdir(), "`model` .* holds no model: the run may not have ended"),
     ],
     ids=["missing", "empty"],

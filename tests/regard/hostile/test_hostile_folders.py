@@ -175,12 +175,12 @@ def test_a_share_is_nothing_to_evaluate_on(refusal, lines, spoilt, tmp_path, num
 
 
 def test_an_output_that_cannot_be_is_refused_before_the_work(refusal, tmp_path, monkeypatch):
-    for work in ("regard.commands.app.evaluate_model", "regard.loading.load_model"):
+    for work in ("regard.training.families.evaluate.evaluate_model", "regard.loading.load_model"):
         monkeypatch.setattr(work, lambda *_: pytest.fail("the work has begun"))
     (tmp_path / "folder.svg").mkdir()
     for line in (["evaluate", "x"], ["inspect", "attention", "x", "--text", "a"], ["inspect", "heads", "x"]):
         missing, folder = tmp_path / "nowhere" / "a.svg", tmp_path / "folder.svg"
-        assert f"`output` ({missing}) must be in a folder that is there" in refusal(*line, "--output", missing)
+        assert f"`output` ({missing}) must be in a folder that exists" in refusal(*line, "--output", missing)
         assert f"`output` ({folder}) must be a file" in refusal(*line, "--output", folder)
 
 
@@ -219,7 +219,7 @@ def test_memory_that_does_not_suffice(refusal, command, monkeypatch):
         def work(*args):
             raise error
 
-        monkeypatch.setattr(regard.commands.app, "evaluate_model", work)
+        monkeypatch.setattr("regard.training.families.evaluate.evaluate_model", work)
 
     for error in (RuntimeError("DefaultCPUAllocator: can't allocate memory:\nno"), MemoryError(), MemoryError("no")):
         fail(error)

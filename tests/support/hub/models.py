@@ -5,13 +5,13 @@ import hashlib
 import torch
 import transformers
 
-from regard.registration import FAMILIES
 from regard.tokenization.byte_level import train_byte_level
 from regard.tokenization.characters import train_characters
 from regard.tokenization.generative import save_tokenizer
 from regard.tokenization.processor import make_captioner_processor
 from regard.tokenization.wordpiece import train_wordpiece
 from regard.tokenization.words import train_words
+from tests.support.families import FAMILIES
 
 TEXTS = ["a red cat sat on a mat", "a blue dog, sitting on a red mat"]
 # The Auto class, a tokenizer, and configuration fields.

@@ -13,11 +13,10 @@ from transformers import BertTokenizer
 from regard.modeling.bert_pretraining import RegardBertForMaskedLM, RegardBertForPreTraining
 from regard.tokenization.wordpiece import train_wordpiece
 from regard.training.examples.masking import IGNORED
-from regard.training.families import bert
+from regard.training.families import bert, text_corpus
 from regard.training.families.bert import BERT, BertObjective, BertSettings, fill_examples
+from regard.training.families.text_corpus import load_document_split
 from regard.training.loop.loop import Loop
-from regard.training.reading import text
-from regard.training.reading.text import load_split
 
 SUBJECTS = [
     [("wide", "river"), ("cold", "stone"), ("deep", "water")],
@@ -240,24 +239,24 @@ def test_compiled_it_learns_the_same(pretrain, tmp_path, monkeypatch):
 
 def test_documents_are_held_out_by_their_share(corpus_folder):
     settings = BertSettings(data=[corpus_folder], validation="0.25")
-    train, held_out = load_split(settings)
+    train, held_out = load_document_split(settings)
     assert (len(train), len(held_out)) == (9, 3)
     assert not set(train["text"]) & set(held_out["text"])
     assert len({*train["text"], *held_out["text"]}) == 12
-    assert load_split(settings)[1]["text"] == held_out["text"]
-    other = load_split(BertSettings(data=[corpus_folder], validation="0.25", seed=1))[1]
+    assert load_document_split(settings)[1]["text"] == held_out["text"]
+    other = load_document_split(BertSettings(data=[corpus_folder], validation="0.25", seed=1))[1]
     assert set(other["text"]) != set(held_out["text"])
 
 
 def test_two_documents_are_held_out_at_least(corpus_folder):
-    train, held_out = load_split(BertSettings(data=[corpus_folder], validation="0.01"))
+    train, held_out = load_document_split(BertSettings(data=[corpus_folder], validation="0.01"))
     assert (len(train), len(held_out)) == (10, 2)
 
 
 def test_a_source_is_held_out(corpus_folder, tmp_path):
     (tmp_path / "more.txt").write_text("One.\n\nTwo.\n\nThree.", encoding="utf-8")
     settings = BertSettings(data=[corpus_folder], validation=str(tmp_path / "more.txt"), documents="blank-line")
-    train, held_out = load_split(settings)
+    train, held_out = load_document_split(settings)
     assert len(train) == 12
     assert [text.strip() for text in held_out["text"]] == ["One.", "Two.", "Three."]
 
@@ -265,13 +264,14 @@ def test_a_source_is_held_out(corpus_folder, tmp_path):
 @pytest.mark.parametrize("share", ["0", "1", "1.5", "-0.1", "nan"])
 def test_a_share_that_is_none(corpus_folder, share):
     with pytest.raises(ValueError, match=rf"`validation` \({share}\) must be a share between 0 and 1"):
-        load_split(BertSettings(data=[corpus_folder], validation=share))
+        load_document_split(BertSettings(data=[corpus_folder], validation=share))
 
 
-@pytest.mark.parametrize(("documents", "called"), [(1, "1 document,"), (3, "3 documents,")])
+@pytest.mark.parametrize(("documents", "called"), [(1, "is 1 document"), (3, "are 3 documents")])
 def test_too_few_documents_to_hold_some_out(corpus_folder, documents, called):
-    with pytest.raises(ValueError, match=f"the corpus has {called} too few to hold out 2"):
-        load_split(BertSettings(data=[corpus_folder], max_documents=documents))
+    message = rf"there {called} in .*, too few to hold out 2 and train on 2 or more: add documents, split"
+    with pytest.raises(ValueError, match=message):
+        load_document_split(BertSettings(data=[corpus_folder], max_documents=documents))
 
 
 # Tokenizers
@@ -407,7 +407,7 @@ def test_nothing_is_written_for_a_run_that_cannot_be(pretrain, tmp_path, given, 
 
 
 def test_wrong_sizes_are_refused_before_the_data_is_read(pretrain, tmp_path, monkeypatch):
-    monkeypatch.setattr(text, "load_documents", lambda *args, **options: pytest.fail("the data is read"))
+    monkeypatch.setattr(text_corpus, "load_documents", lambda *args, **options: pytest.fail("the data is read"))
     monkeypatch.setattr(Loop, "__init__", lambda *args: pytest.fail("it trains"))
     with pytest.raises(ValueError, match="must be a multiple of"):
         pretrain(tmp_path / "run", config={"hidden_size": 30, "num_attention_heads": 4})

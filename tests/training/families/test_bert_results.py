@@ -14,9 +14,9 @@ from regard.training.examples.bert import BertExamples
 from regard.training.examples.masking import Masking
 from regard.training.examples.tokenized import tokenize_documents
 from regard.training.families.bert import BertObjective, BertSettings
+from regard.training.families.text_corpus import load_document_split
 from regard.training.reading import documents as sources
 from regard.training.reading.documents import load_documents
-from regard.training.reading.text import load_split
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_results(run, corpus_folder):
     assert results["versions"]["torch"] == version("torch")
     data, documents = results["data"], load_documents(corpus_folder)
     assert (data["documents"], data["held_out_documents"]) == (9, 3)
-    train, _ = load_split(BertSettings(data=[corpus_folder], validation="0.25"))
+    train, _ = load_document_split(BertSettings(data=[corpus_folder], validation="0.25"))
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     ids = [id_ for text in train["text"] for id_ in tokenizer(text, add_special_tokens=False)["input_ids"]]
     assert data["tokens"] == len(ids)
@@ -86,7 +86,7 @@ def evaluate_saved(folder, settings: dict, corpus_folder: str, model_class: type
     options = {"max_length": 32, "next_sentence": settings["next_sentence"]}
     train, held_out = (
         BertExamples(tokenize_documents(part, tokenizer), tokenizer, masking, **options)
-        for part in load_split(BertSettings(data=[corpus_folder], validation="0.25"))
+        for part in load_document_split(BertSettings(data=[corpus_folder], validation="0.25"))
     )
     counts = torch.bincount(
         torch.tensor([id_ for ids in train.corpus["ids"] for id_ in ids]), minlength=len(tokenizer)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from regard.training.families import settings as sizes
+from regard.training.families import text_corpus
 from regard.training.families.bert import BERT, BertSettings
+from regard.training.families.text_corpus import load_document_split
 from regard.training.loop import loop
-from regard.training.reading import text
-from regard.training.reading.text import load_split
 from regard.training.run.checkpoints import list_checkpoints
 
 BASE = {"steps": 4, "log_every": 1, "evaluate_every": 2, "save_every": 2, "batch_size": 4, "learning_rate": 0.01}
@@ -177,18 +177,18 @@ def reads(monkeypatch, texts) -> list[tuple]:
         asked.append((data, options))
         return Dataset.from_dict({"text": texts})
 
-    monkeypatch.setattr(text, "load_documents", load)
+    monkeypatch.setattr(text_corpus, "load_documents", load)
     return asked
 
 
 def test_how_data_is_read_is_passed_on(reads):
-    load_split(BertSettings(data=["a", "b"], max_documents=5, **READING))
+    load_document_split(BertSettings(data=["a", "b"], max_documents=5, **READING))
     assert reads == [(["a", "b"], {"max_documents": 5, **READING})]
 
 
 def test_held_out_data_is_read_the_same_way_and_in_full(reads):
-    load_split(BertSettings(data=["a"], validation="b", max_documents=5, **READING))
-    assert reads == [(["a"], {"max_documents": 5, **READING}), ("b", READING)]
+    load_document_split(BertSettings(data=["a"], validation="b", max_documents=5, **READING))
+    assert reads == [(["b"], {"max_documents": None, **READING}), (["a"], {"max_documents": 5, **READING})]
 
 
 def test_a_configuration_goes_before_the_size():

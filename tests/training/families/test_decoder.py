@@ -13,10 +13,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from regard.tokenization.byte_level import train_byte_level
 from regard.training.examples.masking import IGNORED
-from regard.training.families import decoder
+from regard.training.families import decoder, text_corpus
 from regard.training.families.decoder import DECODER, DecoderObjective, DecoderSettings, continue_texts
-from regard.training.reading import text
-from regard.training.reading.text import load_split
+from regard.training.families.text_corpus import load_document_split
 from tests.support.decoding import TINY_MODEL, chunks_of, figures, make_model
 
 
@@ -199,7 +198,7 @@ def test_a_run_with_a_named_tokenizer(byte_level, train_decoder, tmp_path, begin
     assert (config["vocab_size"], config["pad_token_id"], config["eos_token_id"]) == (300, 0, 2)
     assert config["bos_token_id"] == (1 if begins else None)
     # One token a document less.
-    _, held_out = load_split(DecoderSettings(**results["settings"]))
+    _, held_out = load_document_split(DecoderSettings(**results["settings"]))
     texts = [byte_level(row, add_special_tokens=False)["input_ids"] for row in held_out["text"]]
     assert results["data"]["held_out_tokens"] == sum(map(len, texts)) + len(texts) * (1 + begins)
 
@@ -261,7 +260,7 @@ def test_nothing_is_written_for_a_run_that_cannot_be(train_decoder, tmp_path, gi
     ],
 )
 def test_wrong_sizes_are_refused_before_the_data_is_read(train_decoder, tmp_path, monkeypatch, given, complaint):
-    monkeypatch.setattr(text, "load_documents", lambda *args, **options: pytest.fail("the data is read"))
-    monkeypatch.setattr(decoder, "load_split", lambda *args, **options: pytest.fail("the data is read"))
+    monkeypatch.setattr(text_corpus, "load_documents", lambda *args, **options: pytest.fail("the data is read"))
+    monkeypatch.setattr(decoder, "load_document_split", lambda *args, **options: pytest.fail("the data is read"))
     with pytest.raises(ValueError, match=complaint):
         train_decoder(tmp_path / "run", **given)

@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from regard.modeling.decoder import RegardDecoderForCausalLM
 from regard.training.families.decoder import DECODER, DecoderObjective, DecoderSettings
+from regard.training.families.text_corpus import load_document_split
 from regard.training.families.train import train
 from regard.training.loop.loop import Loop
-from regard.training.reading.text import load_split
 from tests.support.decoding import TINY, chunks_of, figures
 
 
@@ -31,7 +31,7 @@ def test_what_a_run_tells(ended, corpus_folder):
     assert (results["family"], results["architecture"]) == ("decoder", "RegardDecoderForCausalLM")
     assert results["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     assert (results["step"], results["tokens"]) == (6, 6 * 12 * 24)
-    parts = load_split(DecoderSettings(**results["settings"]))
+    parts = load_document_split(DecoderSettings(**results["settings"]))
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     # Each document has a token that begins it and one that ends it.
     tokens = [sum(len(tokenizer(row)["input_ids"]) + 1 for row in part["text"]) for part in parts]
@@ -48,7 +48,7 @@ def test_the_figures_are_those_of_the_saved_model(ended):
     folder, results = ended
     model = AutoModelForCausalLM.from_pretrained(folder / "model").eval()
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    train_part, held_out = load_split(DecoderSettings(**results["settings"]))
+    train_part, held_out = load_document_split(DecoderSettings(**results["settings"]))
     parts = (chunks_of(part["text"], tokenizer) for part in (train_part, held_out))
     _, metrics = figures(DecoderObjective(*parts, tokenizer.pad_token_id, len(tokenizer)), model)
     assert results["metrics"] == pytest.approx(metrics, rel=1e-5)
@@ -200,7 +200,7 @@ def test_the_model_is_less_perplexed_than_the_baseline(train_decoder, tmp_path):
 
 def test_prompts_are_the_beginnings_of_held_out_documents(ended):
     _, results = ended
-    _, held_out = load_split(DecoderSettings(**results["settings"]))
+    _, held_out = load_document_split(DecoderSettings(**results["settings"]))
     assert len(results["generated"]) == 3
     for document in held_out["text"]:
         assert sum(document.startswith(example["prompt"]) for example in results["generated"]) == 1

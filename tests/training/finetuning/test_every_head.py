@@ -70,8 +70,12 @@ def captioner(**fields) -> tuple:
 def with_adapters() -> tuple:
     peft = pytest.importorskip("peft")
     model, batch = bert(RegardBertForSequenceClassification, labels=ids(B, below=3))
-    options = peft.LoraConfig(task_type="SEQ_CLS", target_modules=["output_projection", "up"], r=2)
-    return peft.get_peft_model(model, options), batch
+    targets = ["query_key_value", "output", "up"]
+    model = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", target_modules=targets, r=2))
+    # PEFT says nothing of a target that no module is called by, where another is found.
+    adapted = {name.split(".")[-4] for name, _ in model.named_parameters() if "lora_A" in name}
+    assert adapted == set(targets)
+    return model, batch
 
 
 MODELS = {

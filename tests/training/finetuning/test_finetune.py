@@ -7,7 +7,6 @@ import random
 import shutil
 from importlib.util import find_spec
 
-import datasets
 import pytest
 import torch
 import transformers
@@ -18,8 +17,8 @@ from transformers import AutoTokenizer, BertConfig, BertModel, Trainer, Training
 import regard
 from regard.tokenization.wordpiece import train_wordpiece
 from regard.training.finetuning.finetune import TASKS, _FinetuneTrainer, finetune
-from regard.training.finetuning.labels import Table
 from regard.training.finetuning.settings import FinetuneSettings
+from regard.training.reading.typed_rows import Table
 
 needs_peft = pytest.mark.skipif(find_spec("peft") is None, reason="peft, an optional package, is not installed")
 
@@ -331,7 +330,7 @@ def test_parts_of_a_batch_train_as_the_whole(task, kind, base, stock, tokenizer,
     work = TASKS[task](FinetuneSettings(stride=6 if task == "question-answering" else None))
     # Questions of one window each, so that there are eight of these too.
     rows = [row for row in ROWS[task]() if len(row.get("context", "").split()) < 30][:8]
-    table = Table(datasets.Dataset.from_list(rows), [("rows", len(rows))])
+    table = Table(rows, [f"rows:{number}" for number in range(len(rows))], {})
     encoded, _ = work.prepare(tokenizer, 48, table, table)
     assert len(encoded) == 8
     auto_class = getattr(transformers, work.auto_class)
@@ -452,7 +451,7 @@ def test_a_model_without_the_head_is_refused(tokenizer, data, tmp_path):
     config = regard.RegardDecoderConfig(vocab_size=len(tokenizer), hidden_size=16, num_attention_heads=2)
     regard.RegardDecoderForCausalLM(config).save_pretrained(tmp_path / "decoder")
     tokenizer.save_pretrained(tmp_path / "decoder")
-    with pytest.raises(ValueError, match=r"is a 'regard_decoder', for which there is no AutoModelForSequenceClass"):
+    with pytest.raises(ValueError, match=r"is a 'regard_decoder', which AutoModelForSequenceClassification does not"):
         run("classification", tmp_path / "run", str(tmp_path / "decoder"), data)
 
 
@@ -464,6 +463,6 @@ def test_no_such_task(tmp_path):
 
 
 def test_lora_without_peft_says_so(monkeypatch):
-    monkeypatch.setattr("regard.training.finetuning.finetune.find_spec", lambda name: None)
+    monkeypatch.setattr("regard.training.finetuning.settings.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"`lora` \(8\) needs the package peft: pip install peft"):
         FinetuneSettings(lora=8)

@@ -3,13 +3,13 @@
 import logging
 import re
 
-import datasets
 import pytest
 
 from regard.tokenization.wordpiece import train_wordpiece
 from regard.training.finetuning.finetune import TASKS
-from regard.training.finetuning.labels import Table, sort_names
+from regard.training.finetuning.labels import sort_names
 from regard.training.finetuning.settings import FinetuneSettings
+from regard.training.reading.typed_rows import Table
 
 
 def test_names_of_numbers_are_in_the_order_of_the_numbers():
@@ -22,17 +22,17 @@ def tokenizer_32():
     return train_wordpiece(["a red cat sat on the mat in rome anna 0 1 2 3"] * 2, vocab_size=99, model_max_length=32)
 
 
-def table(name, rows, features=None):
-    return Table(datasets.Dataset.from_list(rows, features), [(name, len(rows))])
+def table(name, rows, label_names=None):
+    return Table(rows, [f"{name}:{number}" for number in range(1, len(rows) + 1)], label_names or {})
 
 
 @pytest.fixture
 def prepare(tokenizer_32, caplog):
     """Prepares a task for rows, and gives it with what it encoded and what it warned of."""
 
-    def run(name, rows, held_out=None, features=None, **settings):
+    def run(name, rows, held_out=None, label_names=None, **settings):
         task = TASKS[name](FinetuneSettings(**{"stride": 4 if name == "question-answering" else None, **settings}))
-        parts = [table(name, part, features) for name, part in (("a.csv", rows), ("b.csv", held_out or rows))]
+        parts = [table(name, part, label_names) for name, part in (("a.csv", rows), ("b.csv", held_out or rows))]
         with caplog.at_level(logging.WARNING, "regard.training"):
             encoded = task.prepare(tokenizer_32, 16, *parts)
         return task, encoded, caplog.messages
@@ -51,6 +51,7 @@ def texts(*labels):
         ([10, 9, 10], ["9", "10"]),
         (["10", "9", "9"], ["9", "10"]),
         ([True, False], ["False", "True"]),
+        ([2**63, 1, 1], ["1", str(2**63)]),
         # As pandas writes whole numbers of a column in which some are missing.
         ([10.0, 9.0], ["9", "10"]),
     ],
@@ -65,14 +66,12 @@ def test_classes_are_named_by_the_training_rows(labels, names, prepare):
 
 
 def test_names_that_the_data_set_declares_keep_their_numbers(prepare):
-    features = datasets.Features(
-        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["z", "a", "m"])}
-    )
-    task, (encoded, _), _ = prepare("classification", texts(1, 0, 1), features=features)
+    names = {"label": ["z", "a", "m"]}
+    task, (encoded, _), _ = prepare("classification", texts(1, 0, 1), label_names=names)
     assert task.config_fields()["id2label"] == {0: "z", 1: "a", 2: "m"}
     assert encoded["labels"][:] == [1, 0, 1]
-    with pytest.raises(ValueError, match=r"row 2: the label -1 in column 'label' is none of 'z', 'a', 'm'"):
-        prepare("classification", texts(1, -1), features=features)
+    with pytest.raises(ValueError, match=r"^a\.csv:2: the label -1 in column 'label' is none of 'z', 'a', 'm'"):
+        prepare("classification", texts(1, -1), label_names=names)
 
 
 def test_imbalance_is_told(prepare):
@@ -87,49 +86,53 @@ def test_imbalance_is_told(prepare):
 @pytest.mark.parametrize(
     ("task", "rows", "message"),
     [
-        ("classification", texts(1.0, float("nan")), r"^a\.csv, row 2 has no label: column 'label' is empty there"),
-        ("classification", texts("a", None), r"^a\.csv, row 2 has no label: column 'label' is empty"),
+        ("classification", texts(1.0, float("nan")), r"^a\.csv:2 has no label: column 'label' is empty there"),
+        ("classification", texts("a", None), r"^a\.csv:2 has no label: column 'label' is empty"),
         ("classification", texts("a", "a"), r"column 'label' has one label only \('a'\)"),
         ("classification", texts(0.5, 1.5), r"must be text or a whole number, not float \(0\.5\); .*'regression'"),
-        ("classification", [{"text": 7, "label": "a"}], r"row 1: column 'text' must hold text, not int \(7\)"),
+        ("classification", [{"text": 7, "label": "a"}], r"^a\.csv:1: column 'text' must hold text, not int \(7\)"),
         ("regression", texts(2, 2.0), r"column 'label' holds one number only \(2\): there is nothing to learn"),
-        ("regression", texts("high"), r"row 1: column 'label' must hold a number, not 'high'"),
-        ("regression", texts(1.0, float("nan")), r"row 2: column 'label' must hold a number, not nan"),
+        ("regression", texts("high"), r"^a\.csv:1: column 'label' must hold a number, not 'high'"),
+        ("regression", texts(1.0, float("nan")), r"^a\.csv:2: column 'label' must hold a number, not nan"),
         ("multi-label", texts([], []), r"column 'label' has no labels"),
         ("multi-label", texts([0, 1, 1], [1, 0, 0]), r"it seems to hold 0 or 1 for each of 3 labels"),
         ("multi-label", texts([True, False], [False, False]), r"it seems to hold 0 or 1 for each of 2 labels"),
-        ("multi-label", texts(1), r"row 1: column 'label' must hold a list, not int"),
+        ("multi-label", texts(1), r"^a\.csv:1: column 'label' must hold a list, not int"),
         ("tokens", [{"tokens": ["a"], "tags": ["O"]}] * 2, r"column 'tags' has one tag only \('O'\)"),
         (
             "tokens",
             [{"tokens": ["a", "b"], "tags": ["O"]}],
-            r"row 1: 2 words in column 'tokens', but 1 tags in column",
+            r"^a\.csv:1: 2 words in column 'tokens', but 1 tags in column",
         ),
         (
             "multiple-choice",
             [{"text": "a", "choices": ["b", "c"], "label": 2}],
-            r"row 1: column 'label' must hold the number of the right choice, from 0 to 1, its letter or its text",
+            r"^a\.csv:1: column 'label' must hold the number of the right choice, from 0 to 1, its letter or its",
         ),
-        ("multiple-choice", [{"text": "a", "choices": ["b"], "label": 0}], r"row 1: there must be at least 2 choices"),
+        (
+            "multiple-choice",
+            [{"text": "a", "choices": ["b"], "label": 0}],
+            r"^a\.csv:1: there must be at least 2 choices",
+        ),
         (
             "multiple-choice",
             [{"text": "a", "choices": ["b", "c"], "label": 0}, {"text": "a", "choices": ["b", "c", "d"], "label": 0}],
-            r"^a\.csv, row 2: 3 choices in `choices_column`, but 2 in a\.csv, row 1: all rows must have the same",
+            r"^a\.csv:2: 3 choices in `choices_column`, but 2 in a\.csv:1: all rows must have the same",
         ),
         (
             "question-answering",
             [{"question": "a", "context": "b", "answers": "{cat"}],
-            r"row 1: column 'answers' does not parse as JSON",
+            r"^a\.csv:1: column 'answers' does not parse as JSON",
         ),
         (
             "question-answering",
             [{"question": "a", "context": "b", "answers": "cat"}],
-            r"row 1: column 'answers' must hold .* \(both \[\] where there is no answer\), not 'cat'",
+            r"^a\.csv:1: column 'answers' must hold .* \(both \[\] where there is no answer\), not 'cat'",
         ),
         (
             "question-answering",
             [{"question": "a", "context": "b", "answers": {"text": ["b"], "answer_start": [0, 1]}}],
-            r'row 1: column \'answers\' must hold \{"text": \[\.\.\.\], "answer_start": \[\.\.\.\]\}',
+            r'^a\.csv:1: column \'answers\' must hold \{"text": \[\.\.\.\], "answer_start": \[\.\.\.\]\}',
         ),
         (
             "question-answering",
@@ -187,7 +190,7 @@ def test_errors_name_the_row_of_the_file(row, held_out, tokenizer_32):
     task = TASKS["classification"](FinetuneSettings(validation="b.csv" if held_out else "0.5"))
     broken = table("a.csv", [*rows[: row - 1], {"text": "a", "label": ""}, *rows[row:]])
     given = (table("b.csv", rows), broken) if held_out else (broken, None)
-    with pytest.raises(ValueError, match=rf"^a\.csv, row {row} has no label"):
+    with pytest.raises(ValueError, match=rf"^a\.csv:{row} has no label"):
         task.prepare(tokenizer_32, 16, *given)
 
 
@@ -198,11 +201,11 @@ def test_of_each_class_a_share_is_held_out(seed, tokenizer_32):
     encoded, held_out = task.prepare(tokenizer_32, 16, table("a.csv", rows), None)
     assert sorted(row["label"] for row in task.held_out) == ["a"] * 4 + ["b"] * 2
     assert (len(encoded), len(held_out)) == (24, 6)
-    assert task.told["labels"] == {"a": 16, "b": 8}
-    assert task.told["warnings"] == {"data": {"empty": 1}}
+    assert task.facts["labels"] == {"a": 16, "b": 8}
+    assert task.facts["warnings"] == {"data": {"empty": 1}}
     # Each knows where it is from.
     for example in task.held_out:
-        number = int(re.fullmatch(r"a\.csv, row (\d+)", example["where"])[1])
+        number = int(re.fullmatch(r"a\.csv:(\d+)", example["where"])[1])
         assert example["row"] == rows[number - 1]
 
 
@@ -215,7 +218,7 @@ def test_there_is_a_row_to_learn_each_label_from(task, seed, tokenizer_32):
     made = TASKS[task](FinetuneSettings(validation="0.6", seed=seed))
     made.prepare(tokenizer_32, 16, table("a.csv", rows), None)
     assert made.names == ["a", "b", "c", "d", "e"]
-    assert all(made.told["labels"].values())
+    assert all(made.facts["labels"].values())
     assert 3 <= len(made.held_out) <= 5
     with pytest.raises(
         ValueError, match=r"2 usable rows: none can be held out .* all of whose labels are learnt from"
@@ -234,7 +237,7 @@ def test_empty_and_long_texts_are_counted(prepare):
         "2 of 5 rows of data have an empty text and are left out.",
         "1 of 3 rows of data are longer than 16 tokens (`max_length`) and were cut.",
     ]
-    assert task.told["warnings"] == {"data": {"empty": 2, "truncated": 1}}
+    assert task.facts["warnings"] == {"data": {"empty": 2, "truncated": 1}}
     assert (len(encoded), len(held_out)) == (3, 2)
     assert max(map(len, encoded["input_ids"])) == 16
 
@@ -242,7 +245,7 @@ def test_empty_and_long_texts_are_counted(prepare):
 def test_pairs_are_cut_and_counted_too(prepare):
     rows = [{"text": "a cat", "second": "on the mat", "label": 0.5}, {"text": "a", "second": "cat " * 30, "label": 1}]
     task, (encoded, _), _ = prepare("regression", rows, second_text_column="second")
-    assert task.told["warnings"]["data"] == {"truncated": 1}
+    assert task.facts["warnings"]["data"] == {"truncated": 1}
     assert set(encoded["token_type_ids"][0]) == {0, 1}
     assert encoded["labels"][:] == [0.5, 1.0]
 
@@ -257,8 +260,8 @@ def test_a_words_first_piece_has_its_tag(prepare, tokenizer_32):
     found = [(pieces[place], names[label]) for place, label in enumerate(marked) if label != -100]
     assert [tag for _, tag in found] == ["B-P", "O", "B-L"]
     assert not any(piece.startswith("##") for piece, _ in found)
-    assert task.told["warnings"]["data"] == {"truncated": 1, "not_aligned": 1}
-    assert "1 of 2 rows of data hold a word that makes no token, so its tag is not used." in messages
+    assert task.facts["warnings"]["data"] == {"truncated": 1, "not_aligned": 1}
+    assert "1 of 2 rows of data hold a word without a token, whose tag is not used." in messages
 
 
 def test_lists_as_a_csv_file_holds_them(prepare):
@@ -288,14 +291,14 @@ def test_answers_that_do_not_align_are_counted(prepare):
     answers = [(["cat"], [6]), (["cat"], [5]), (["ed c"], [3]), ([" cat "], [5]), ([], [])]
     rows = [{"question": "who", "context": context, "answers": {"text": t, "answer_start": s}} for t, s in answers]
     task, (encoded, held_out), messages = prepare("question-answering", rows)
-    assert task.told["warnings"]["data"] == {"not_aligned": 1, "within_a_token": 1}
+    assert task.facts["warnings"]["data"] == {"not_aligned": 1, "within_a_token": 1}
     assert (
         messages[0] == "1 of 5 rows of data have an answer that is not at its place in the context and are left out."
     )
     # The held-out row stays: its answer is compared as a text.
     assert len(task.held_out) == 5
     assert len(encoded) < len(held_out) == len(task.windows)
-    assert task.told["unanswerable"] == 1
+    assert task.facts["unanswerable"] == 1
     starts = [
         (window.row, window.spans[start], window.spans[end])
         for window, start, end in zip(
@@ -311,7 +314,7 @@ def test_an_answer_longer_than_a_window_and_a_long_question_are_counted(prepare)
     context = "cat mat " * 20
     rows = [{"question": "who " * 30, "context": context, "answers": {"text": [context[:99]], "answer_start": [0]}}]
     task, _, _ = prepare("question-answering", rows)
-    assert task.told["warnings"]["data"] == {"truncated": 1, "not_in_a_window": 1}
+    assert task.facts["warnings"]["data"] == {"truncated": 1, "not_in_a_window": 1}
     with pytest.raises(ValueError, match=r"`stride` \(12\) must be less than 12"):
         prepare("question-answering", rows, stride=12)
     # A third of 16 if nothing is said.
@@ -337,16 +340,20 @@ def test_an_answer_longer_than_a_window_and_a_long_question_are_counted(prepare)
         (
             "classification",
             texts("a", "b", "c", "c"),
-            "2 of 3 labels are those of one row only, too few to learn them",
+            "2 of 3 labels have a single row, too few to learn them from.",
         ),
         (
             "classification",
             [*texts("a", "b"), {"text": "\u200b", "label": "b"}],
-            "have a text that the tokenizer sees nothing in.",
+            "have a text that the tokenizer finds no token in.",
         ),
         ("tokens", [{"tokens": ["a", "b"], "tags": ["B-P", "O"]}], None),
         ("tokens", [{"tokens": ["a", "b"], "tags": ["NOUN", "O"]}], None),
-        ("tokens", [{"tokens": ["a", "b"], "tags": ["I-P", "P"]}], "begin with none of B-, I-, E- and S-: 'P'."),
+        (
+            "tokens",
+            [{"tokens": ["a", "b"], "tags": ["I-P", "P"]}],
+            "some tags do not begin with B-, I-, E- or S-: 'P'.",
+        ),
     ],
 )
 def test_what_will_not_be_learnt_well_is_told(task, rows, warning, prepare):
@@ -357,7 +364,7 @@ def test_what_will_not_be_learnt_well_is_told(task, rows, warning, prepare):
 
 def test_classes_that_are_not_measured_are_told(prepare):
     _, _, messages = prepare("classification", texts("a", "b", "b", "a"), texts("b", "b"))
-    assert messages == ["1 of 2 labels are those of no held-out row, so nothing is measured of them."]
+    assert messages == ["1 of 2 labels have no held-out row, so the metrics do not cover them."]
 
 
 @pytest.mark.parametrize(

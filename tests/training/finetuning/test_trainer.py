@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import signal
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 import transformers
 from matplotlib.figure import Figure
+from safetensors.torch import load_file
 from transformers import (
     AutoTokenizer,
     BertConfig,
@@ -27,7 +30,7 @@ from transformers import (
 
 import regard
 from regard.tokenization.wordpiece import train_wordpiece
-from regard.training.finetuning.finetune import finetune
+from regard.training.finetuning.finetune import _FinetuneTrainer, finetune
 from regard.training.finetuning.results import _save_confusion
 from tests.support.thorough import slow_except
 
@@ -71,9 +74,9 @@ def data(tmp_path):
     return str(tmp_path / "rows.jsonl")
 
 
-def run(folder, base, data, **given):
+def run(folder, base, data, resume=False, **given):
     settings = {"model": base, "data": data, "epochs": 1, "batch_size": 8, "validation": "0.2", "log_with": "none"}
-    return finetune("classification", folder, {**settings, **given})
+    return finetune("classification", folder, {**settings, **given}, resume=resume)
 
 
 # Trainer
@@ -168,7 +171,7 @@ def test_predictions_tell_the_row_that_they_are_of(base, data, tmp_path):
     found = [json.loads(line) for line in (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()]
     assert len(found) == results["data"]["held_out_rows"] == 8
     for row in found:
-        name, number = row["source"].split(", row ")
+        name, _, number = row["source"].rpartition(":")
         assert name == data
         assert json.loads(lines[int(number) - 1]).items() <= row.items()
     held_out = [row["label"] for row in found]
@@ -187,7 +190,7 @@ def test_what_is_trained_on_and_kept_is_told(base, data, tmp_path, caplog):
     assert len(losses) < 9
     best = losses.index(min(losses))
     (line,) = (message for message in caplog.messages if "The best model" in message)
-    assert line.startswith(f"Training has stopped after epoch {len(losses)}: the last 1 were no better (`patience`)")
+    assert line.startswith(f"Training stopped after epoch {len(losses)}: the last 1 were no better (`patience`)")
     assert line.endswith(f"The best model is that of epoch {best + 1}: loss {losses[best]:.4g}.")
 
 
@@ -229,6 +232,67 @@ def test_characters_that_the_font_lacks_are_told_once(tmp_path, caplog):
         "confusion_matrix.csv has them."
     ]
     assert "类别" in (tmp_path / "confusion_matrix.csv").read_text(encoding="utf-8")
+
+
+def test_an_earlier_model_is_not_deleted_before_the_new_one_has_its_name(base, data, tmp_path, monkeypatch):
+    """As when the disk fails at that moment."""
+    folder = tmp_path / "run"
+    run(folder, base, data)
+    weights = (folder / "model" / "model.safetensors").read_bytes()
+    # The run has to write its model again.
+    (folder / "results.json").unlink()
+    replace = os.replace
+
+    def fail(source, target):
+        if Path(target) == folder / "model":
+            raise OSError(28, os.strerror(28))
+        replace(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", fail)
+        with pytest.raises(OSError, match=r"^the trained model could not be written to .*run: No space left on devi"):
+            run(folder, base, data, resume=True)
+    assert (folder / "old-model" / "model.safetensors").read_bytes() == weights
+    run(folder, base, data, resume=True)
+    assert (folder / "model" / "model.safetensors").read_bytes() == weights
+    assert not [path.name for path in folder.iterdir() if path.name.startswith(("old-", "partial-"))]
+
+
+# Signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("step", [1, 3, 4, 7])
+def test_a_signal_saves_a_checkpoint_and_ends_the_run(step, number, base, data, tmp_path, monkeypatch, caplog):
+    """In the middle of an epoch of four steps, or at its end, after which the run goes on to the same end."""
+    settings = {"epochs": 3, "patience": 2, "metric": "loss", "learning_rate": 1e-2}
+    whole = run(tmp_path / "whole", base, data, **settings)
+    work = _FinetuneTrainer.training_step
+
+    def step_and_signal(trainer, *args):
+        if trainer.state.global_step == step - 1:
+            signal.raise_signal(number)
+        return work(trainer, *args)
+
+    # What starts the tests in the background may have it ignored.
+    before = signal.signal(number, signal.default_int_handler)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(_FinetuneTrainer, "training_step", step_and_signal)
+            with pytest.raises(SystemExit) as raised:
+                run(tmp_path / "cut", base, data, **settings)
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, before)
+    assert raised.value.code == 128 + number
+    assert f"Stopped by {signal.Signals(number).name} after step {step}, whose checkpoint is saved" in caplog.text
+    assert (tmp_path / "cut" / "checkpoints" / f"checkpoint-{step}" / "trainer_state.json").exists()
+    assert not (tmp_path / "cut" / "results.json").exists()
+    resumed = run(tmp_path / "cut", base, data, resume=True, **settings)
+    assert resumed["history"] == whole["history"]
+    assert resumed["metrics"] == whole["metrics"]
+    found, expected = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("cut", "whole"))
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
 # Mistakes
@@ -283,5 +347,5 @@ def test_a_tracker_that_is_not_installed(base, data, tmp_path, monkeypatch):
 def test_lora_targets_that_are_not_there(base, data, tmp_path):
     pytest.importorskip("peft")
     told = refusal(tmp_path / "run", base, data, lora=2, lora_targets=["up", "query"])
-    assert told.startswith("`lora_targets` ('query') is no module of the model; there are ")
-    assert {"down", "output", "query_key_value", "up"} <= set(told.partition("there are ")[2].split(", "))
+    assert told.startswith("`lora_targets` ('query') is no module of the model, which has ")
+    assert {"down", "output", "query_key_value", "up"} <= set(told.partition("which has ")[2].split(", "))

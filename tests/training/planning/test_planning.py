@@ -16,11 +16,11 @@ from regard.training.loop.launch import make_accelerator
 from regard.training.loop.loop import Loop
 from regard.training.loop.schedule import Budget
 from regard.training.planning import plan as planning
-from regard.training.planning import trial_step as rehearsal
+from regard.training.planning import trial_step
 from regard.training.planning.flops import FlopCount
 from regard.training.planning.memory_tracker import MemoryTracker
 from regard.training.planning.plan import plan
-from regard.training.planning.trial_step import TrialStep, synthetic_batch
+from regard.training.planning.trial_step import TrialStep
 from regard.training.run.settings import make_settings
 from tests.support.thorough import slow_except
 
@@ -121,7 +121,9 @@ def measured_peak(family: str, folder, **changes) -> int:
     )
     loop = Loop(task, model, settings, Budget(steps=1), folder, make_accelerator(settings, folder))
     part = settings.batch_size // settings.accumulation
-    batches = [synthetic_batch(family, settings, model.config, part)[0] for _ in range(settings.accumulation)]
+    batches = [
+        TRAINABLE[family].synthetic_batch(settings, model.config, part)[0] for _ in range(settings.accumulation)
+    ]
     with without_row_padding():
         return _measured(loop, model, batches)
 
@@ -291,7 +293,7 @@ def test_operations_are_those_that_torch_counts(family):
     model = TRAINABLE[family].make_model(settings).double().train()
     if family == "transformer":
         model.set_attn_implementation("eager")
-    batch, tokens = synthetic_batch(family, settings, model.config, 4)
+    batch, tokens = TRAINABLE[family].synthetic_batch(settings, model.config, 4)
     with FlopCounterMode(display=False) as counter:
         model(**batch).loss.backward()
     changes |= {"dropout": 1e-3} if family == "transformer" else {}
@@ -328,7 +330,7 @@ def test_operations_of_recurrent_kernels():
 def test_tokens_are_counted_as_in_training(family, task):
     settings = settings_of(family)
     config = TRAINABLE[family].make_model(settings).config
-    batch, tokens = synthetic_batch(family, settings, config, 5)
+    batch, tokens = TRAINABLE[family].synthetic_batch(settings, config, 5)
     assert tokens == task.tokens(None, batch)
     assert plan(TRAINABLE[family], given(family)).tokens_per_step * 5 == tokens * BATCH
 
@@ -336,7 +338,7 @@ def test_tokens_are_counted_as_in_training(family, task):
 @pytest.mark.parametrize(("rate", "number"), [(0.15, 4), (0.4, 11), (0.001, 1)])
 def test_so_many_tokens_are_predicted(rate, number):
     settings = settings_of("bert", mask_rate=rate)
-    batch, _ = synthetic_batch("bert", settings, TRAINABLE["bert"].make_model(settings).config, 6)
+    batch, _ = TRAINABLE["bert"].synthetic_batch(settings, TRAINABLE["bert"].make_model(settings).config, 6)
     assert len(batch["predicted_positions"]) == 6 * number
 
 
@@ -381,9 +383,9 @@ def test_time():
 
 def test_the_speed_is_that_of_whole_steps(monkeypatch):
     """By a clock of its own, which a forward pass moves on by 2 seconds and an optimizer's step by 3."""
-    monkeypatch.setattr(rehearsal, "SECONDS", 0)
+    monkeypatch.setattr(trial_step, "SECONDS", 0)
     now = [0.0]
-    monkeypatch.setattr(rehearsal, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(trial_step, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     step = torch.optim.AdamW.step
 
     def timed_step(optimizer, *arguments):
@@ -403,7 +405,7 @@ def test_the_speed_is_that_of_whole_steps(monkeypatch):
 
 
 def test_a_measured_plan(monkeypatch):
-    monkeypatch.setattr(rehearsal, "SECONDS", 0)
+    monkeypatch.setattr(trial_step, "SECONDS", 0)
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)

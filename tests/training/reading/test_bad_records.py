@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from regard.training.reading import documents as sources
-from regard.training.reading import tables, text_files
+from regard.training.reading import documents as documents_module
+from regard.training.reading import sources, tables, text_files
 from regard.training.reading.bad_records import SHOWN, skipped_records
 from regard.training.reading.captioned_images import load_captions
 from regard.training.reading.documents import load_documents
-from regard.training.reading.splits import load_rows
+from regard.training.reading.splits import load_split
 from regard.training.reading.text_pairs import load_pairs
 from regard.training.run.settings import TrainingSettings
 from tests.support.reading import refusal_by, write, write_lines
@@ -126,7 +126,7 @@ def test_place_of_a_bad_line_far_into_a_file(skipping):
 
 @pytest.mark.parametrize("documents", ["file", "blank-line", "line"])
 def test_document_that_is_too_large(skipping, monkeypatch, documents):
-    monkeypatch.setattr(sources, "MAX_DOCUMENT_BYTES", 10)
+    monkeypatch.setattr(documents_module, "MAX_DOCUMENT_BYTES", 10)
     write("1.txt", "12345678901\n\nsmall")
     write("2.txt", "é" * 5)
     write("3.txt", "é" * 6)
@@ -139,7 +139,7 @@ def test_document_that_is_too_large(skipping, monkeypatch, documents):
 @pytest.mark.parametrize(("documents", "size"), [("file", 50), ("blank-line", 50), ("line", 50)])
 def test_no_more_of_a_text_is_held_than_is_needed(skipping, monkeypatch, documents, size):
     # What the file object is asked for at once, and what is made of it.
-    monkeypatch.setattr(sources, "MAX_DOCUMENT_BYTES", 10)
+    monkeypatch.setattr(documents_module, "MAX_DOCUMENT_BYTES", 10)
     largest = 0
     original = text_files.read_pieces
 
@@ -150,7 +150,7 @@ def test_no_more_of_a_text_is_held_than_is_needed(skipping, monkeypatch, documen
             yield number, piece
 
     monkeypatch.setattr(text_files, "read_pieces", pieces)
-    monkeypatch.setattr(sources, "read_pieces", pieces)
+    monkeypatch.setattr(documents_module, "read_pieces", pieces)
     write("1.txt", "x" * size + "\ny\n" + "z" * size)
     write("2.txt", "fine")
     texts, skipped, _ = skipping(".", documents=documents)
@@ -338,7 +338,7 @@ def test_images(folder, caplog):
         assert skipped_records(captions) == 4
         assert [image.size for image in captions["image"]] == [(7, 13)] * 3
         settings = TrainingSettings(data=["photos"], validation="0.4")
-        parts = load_rows(settings, "-", None, lambda *_, rows=captions: rows)
+        parts = load_split(settings, lambda *_, rows=captions: rows)
         assert skipped_records(*parts) == 4
     assert "photos/metadata.jsonl:4 names the image 'no.png'" in refusal_by(load_captions, "photos")
 
@@ -359,7 +359,7 @@ def test_images_of_the_hub(folder, monkeypatch):
     features = datasets.Features({"image": datasets.Image(), "text": datasets.Value("string")})
     rows = datasets.Dataset.from_list([*images, images[0] | {"text": None}, images[0] | {"image": None}], features)
     rows.info.description = "Photos."
-    monkeypatch.setattr(tables, "load_dataset", lambda path, config, split: rows)
+    monkeypatch.setattr(sources, "load_dataset", lambda path, config, split: rows)
     captions = load_captions("org/name", bad_records="skip")
     assert (captions["text"][:], skipped_records(captions)) == (["0", "2"], 3)
 

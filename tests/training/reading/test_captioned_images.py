@@ -8,7 +8,7 @@ import PIL.Image
 import pytest
 
 from regard.training.reading import captioned_images as images
-from regard.training.reading import tables
+from regard.training.reading import sources
 from regard.training.reading.captioned_images import load_captions
 from tests.support.reading import refusal_by, write, write_lines
 
@@ -239,7 +239,7 @@ def hub(folder, monkeypatch):
         def load(path, config, split):
             return datasets.load_dataset("parquet", data_files="rows.parquet", split=split)
 
-        monkeypatch.setattr(tables, "load_dataset", load)
+        monkeypatch.setattr(sources, "load_dataset", load)
 
     return make_hub
 

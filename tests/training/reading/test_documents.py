@@ -8,8 +8,8 @@ from functools import partial
 import datasets
 import pytest
 
-from regard.training.reading import cache, tables, text_files
-from regard.training.reading import documents as sources
+from regard.training.reading import cache, sources, text_files
+from regard.training.reading import documents as documents_module
 from regard.training.reading.documents import load_documents
 from tests.support.reading import refusal_by, rows_of, texts_of, write
 
@@ -121,7 +121,7 @@ def test_damaged_gzip_file_of_what_is_no_utf8(folder, damage):
 
 
 def test_document_that_is_too_large(folder, monkeypatch):
-    monkeypatch.setattr(sources, "MAX_DOCUMENT_BYTES", 10)
+    monkeypatch.setattr(documents_module, "MAX_DOCUMENT_BYTES", 10)
     write("a.txt", "12345\n\n1234567890")
     assert refusal("a.txt") == (
         "a.txt: one document of more than 10 bytes; split the file, or set `documents` to 'blank-line' or 'line'"
@@ -160,8 +160,8 @@ def hub(folder, monkeypatch):
         calls.append(("whole", path, config, split))
         return datasets.load_dataset("json", data_files=str(folder / "hub/rows.jsonl"), split=split)
 
-    monkeypatch.setattr(tables, "load_dataset_builder", builder)
-    monkeypatch.setattr(tables, "load_dataset", whole)
+    monkeypatch.setattr(sources, "load_dataset_builder", builder)
+    monkeypatch.setattr(sources, "load_dataset", whole)
     return calls
 
 
@@ -201,8 +201,8 @@ def test_hub_data_set_that_does_not_load(hub, monkeypatch, raised, expected, str
     def fail(*args, **kwargs):
         raise raised
 
-    monkeypatch.setattr(tables, "load_dataset", fail)
-    monkeypatch.setattr(tables, "load_dataset_builder", fail)
+    monkeypatch.setattr(sources, "load_dataset", fail)
+    monkeypatch.setattr(sources, "load_dataset_builder", fail)
     reason = " ".join(str(raised).split())
     assert refusal("org/name", streaming=streaming, error=expected) == (
         f"`data` ('org/name') is no file or folder here; as a data set on the Hub: {reason}"
@@ -409,7 +409,9 @@ def test_rows_are_written_in_batches(folder, monkeypatch):
 def test_packages_and_the_format_are_part_of_the_key(folder, monkeypatch):
     read = []
     monkeypatch.setattr(
-        sources, "iter_python_docs", lambda packages: read.append(packages) or [(f"the docs of {packages}", "topic")]
+        documents_module,
+        "iter_python_docs",
+        lambda packages: read.append(packages) or [(f"the docs of {packages}", "topic")],
     )
     for name, packages in (
         ("python-docs", []),
@@ -418,7 +420,7 @@ def test_packages_and_the_format_are_part_of_the_key(folder, monkeypatch):
     ):
         assert texts_of(name) == texts_of(name) == [f"the docs of {packages}"]
     assert read == [[], ["yaml"], ["yaml", "tqdm"]]
-    monkeypatch.setattr(sources, "FORMAT_VERSION", sources.FORMAT_VERSION + 1)
+    monkeypatch.setattr(documents_module, "FORMAT_VERSION", documents_module.FORMAT_VERSION + 1)
     texts_of("python-docs")
     assert len(read) == 4
 
@@ -432,7 +434,7 @@ def test_version_configuration_and_split_of_a_streamed_data_set_are_part_of_the_
             text = f"{self.hash} {self.config_id} {split}"
             return datasets.IterableDataset.from_generator(lambda: iter([{"text": text}]))
 
-    monkeypatch.setattr(tables, "load_dataset_builder", Builder)
+    monkeypatch.setattr(sources, "load_dataset_builder", Builder)
     for version in ("v1", "v2"):
         for config in ("a", "b"):
             for split in ("train", "test"):

@@ -1,11 +1,14 @@
 """Which rows are trained on and which are held out."""
 
+from collections import Counter
+
 import pytest
 from datasets import Dataset, concatenate_datasets
 
 from regard.training.families import seq2seq
 from regard.training.families.seq2seq import PairSettings, load_pair_split
-from regard.training.reading.splits import load_rows
+from regard.training.finetuning.settings import FinetuneSettings
+from regard.training.reading.splits import load_split, sample_rows
 from regard.training.run.settings import TrainingSettings
 
 
@@ -21,7 +24,7 @@ def read(names: list[str], is_training: bool) -> Dataset:
 
 
 def split(**given) -> tuple[list[str], list[str]]:
-    return tuple(part[:]["text"] for part in load_rows(TrainingSettings(**given), "own", make, read))
+    return tuple(part[:]["text"] for part in load_split(TrainingSettings(**given), read, {"own": make}))
 
 
 def three(name: str, part: str) -> list[str]:
@@ -86,7 +89,7 @@ def test_a_name_that_begins_like_the_built_in_one_is_another():
         ({"data": []}, "`data` names no source: give 'own', files"),
         ({"data": ["a"], "validation": "1.5"}, r"`validation` \(1.5\) must be a share between 0 and 1"),
         ({"data": ["own"], "validation": "0"}, r"`validation` \(0\) must be a share between 0 and 1"),
-        ({"data": ["a"], "validation": "0.99"}, "there are 10 rows in a: too few to hold out 10"),
+        ({"data": ["a"], "validation": "0.99"}, "there are 10 rows in a, too few to hold out 10"),
     ],
 )
 def test_what_cannot_be_split(given, complaint):
@@ -154,7 +157,10 @@ def test_dates_are_held_out_of_a_file(write_pairs):
 
 def test_a_file_of_one_pair_is_too_small(write_pairs):
     own = write_pairs("own", [("s", "t")])
-    with pytest.raises(ValueError, match=r"there is 1 row in .*own.jsonl: too few to hold out 1 and train on others"):
+    with pytest.raises(
+        ValueError,
+        match=r"there is 1 row in .*own.jsonl, too few to hold out 1 and train on 1 or more: add some, or name",
+    ):
         load_pair_split(PairSettings(data=[own]))
 
 
@@ -176,3 +182,32 @@ def test_how_pairs_are_read_is_passed_on(monkeypatch):
 def test_an_unknown_locale_is_named():
     with pytest.raises(ValueError, match="unknown locale, 'xx'"):
         load_pair_split(PairSettings(data=["dates:xx"]))
+
+
+# Drawing rows
+
+
+def test_each_class_gives_its_share():
+    groups = ["a"] * 70 + ["b"] * 20 + ["c"] * 10 + ["d"]
+    held_out = sample_rows(groups, 0.2, seed=3)
+    assert Counter(groups[place] for place in held_out) == {"a": 14, "b": 4, "c": 2}
+    assert held_out == sample_rows(groups, 0.2, seed=3) == sorted(set(held_out))
+    assert held_out != sample_rows(groups, 0.2, seed=4)
+    # However large the share is, there is one of each to learn from.
+    assert set(range(len(groups))) - set(sample_rows(groups, 0.99, seed=3)) >= {100}
+    assert len(sample_rows(["a"] * 7, 0.01, seed=0)) == 1
+
+
+@pytest.mark.parametrize("share", ["0", "1", "1.5", "-0.1", "nan"])
+def test_a_share_is_between_0_and_1(share):
+    with pytest.raises(ValueError, match=r"^`validation` \(.*\) must be a share between 0 and 1, or a source"):
+        FinetuneSettings(validation=share)
+
+
+def test_too_few_rows_to_hold_any_out():
+    with pytest.raises(
+        ValueError, match=r"^`data` has 1 usable row, too few to hold one out \(`validation` is 0\.5\)"
+    ):
+        sample_rows(["a"], 0.5, seed=0)
+    with pytest.raises(ValueError, match=r"^`data` has 3 usable rows, each with another label: none can be held out"):
+        sample_rows(["a", "b", "c"], 0.5, seed=0)

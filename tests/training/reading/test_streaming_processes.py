@@ -12,7 +12,7 @@ import torch
 from regard.training.families.decoder import DECODER
 from regard.training.families.train import train
 from regard.training.loop.loop import Loop
-from regard.training.reading import tables
+from regard.training.reading import sources
 from tests.support.decoding import TINY
 from tests.support.forked import fork
 from tests.support.thorough import slow_except
@@ -33,7 +33,7 @@ def work(folder, cache: str, last: int | None = None) -> dict:
     torch.set_num_threads(1)
     datasets.config.HF_DATASETS_CACHE = cache
     told = {"documents": [], "streamed": 0, "rows": {}}
-    stream, load, step = tables.stream_rows, DECODER.load_data, Loop._step
+    stream, load, step = sources.stream_rows, DECODER.load_data, Loop._step
 
     def streamed(*args):
         told["streamed"] += 1
@@ -51,7 +51,7 @@ def work(folder, cache: str, last: int | None = None) -> dict:
             raise Killed
         return result
 
-    tables.stream_rows, DECODER.load_data, Loop._step = streamed, loaded, watched
+    sources.stream_rows, DECODER.load_data, Loop._step = streamed, loaded, watched
     with contextlib.suppress(Killed):
         train(DECODER, folder, SETTINGS, resume=True)
     return told
@@ -72,8 +72,8 @@ def hub(request, tmp_path, monkeypatch):
         with open(files[-1], "w", encoding="utf-8") as file:
             file.writelines(json.dumps({"text": text}) + "\n" for text in TEXTS[shard * share : (shard + 1) * share])
     builder = datasets.load_dataset_builder
-    monkeypatch.setattr(tables, "load_dataset_builder", lambda *_: builder("json", data_files=files))
-    rows, _ = tables.open_hub_data_set("org/name", "train", streaming=True)
+    monkeypatch.setattr(sources, "load_dataset_builder", lambda *_: builder("json", data_files=files))
+    rows, _ = sources.open_hub_data_set("org/name", "train", streaming=True)
     assert rows.num_shards == request.param
 
 

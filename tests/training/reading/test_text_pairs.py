@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from regard.training.reading import tables, text_files
+from regard.training.reading import sources, text_files
 from regard.training.reading.documents import load_documents
 from regard.training.reading.text_pairs import load_pairs
 from tests.support.reading import refusal_by, write, write_lines
@@ -82,7 +82,7 @@ def test_table_that_holds_no_pairs(folder, rows, message):
 def test_file_that_is_no_table(folder):
     suffixes = "'.jsonl', '.json', '.csv', '.tsv', '.parquet'"
     write("docs/a.txt", "a")
-    message = f"'docs/a.txt' is no table, which pairs are read from: its name must end in {suffixes}"
+    message = f"'docs/a.txt' is not a table: its name must end in {suffixes}"
     assert refusal("docs/a.txt") == refusal("docs/*") == message
     assert refusal("docs") == f"folder 'docs' holds no file that ends in {suffixes}"
     # A folder's description is not in the way.
@@ -133,8 +133,8 @@ def hub(folder, monkeypatch):
         calls.append(("whole", path, config, split))
         return datasets.load_dataset("json", split=split, **options)
 
-    monkeypatch.setattr(tables, "load_dataset_builder", builder)
-    monkeypatch.setattr(tables, "load_dataset", whole)
+    monkeypatch.setattr(sources, "load_dataset_builder", builder)
+    monkeypatch.setattr(sources, "load_dataset", whole)
     return calls
 
 
@@ -161,7 +161,7 @@ def test_split_of_a_hub_data_set(hub):
 def test_two_columns_of_a_hub_data_set(folder, monkeypatch):
     name = write_lines("rows.jsonl", {"id": 1, "a": "a", "b": "b"})
     monkeypatch.setattr(
-        tables, "load_dataset", lambda *_, split: datasets.load_dataset("json", data_files=name)[split]
+        sources, "load_dataset", lambda *_, split: datasets.load_dataset("json", data_files=name)[split]
     )
     assert pairs_of("org/name", source_column="b", target_column="a") == [("b", "a")]
     assert pairs_of("org/name", source_column="b", target_column="b") == [("b", "b")]

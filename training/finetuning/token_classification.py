@@ -11,19 +11,20 @@ from datasets import Dataset
 from transformers import DataCollatorForTokenClassification, EvalPrediction
 
 from ..reading.tables import Column
-from .labels import Row, declared_names, label_name, list_of, require_known
+from ..reading.typed_rows import LabelNames, Row
+from .labels import label_name, list_of, require_known
 from .metrics import (
     Spans,
     TagAccuracy,
     marks_spans,
 )
-from .task import FinetuneTask, first, measure, named_labels
+from .task import FinetuneTask, compute_metrics, named_labels, scores_of
 
 logger = logging.getLogger("regard.training")
 
 
-class Tokens(FinetuneTask):
-    """A tag for each word of a text; the model reads it off the word's first piece."""
+class TokenClassification(FinetuneTask):
+    """Predicts a tag for each word of a text, from the output at the word's first token."""
 
     name = "tokens"
     auto_class = "AutoModelForTokenClassification"
@@ -35,10 +36,10 @@ class Tokens(FinetuneTask):
         chosen = self.settings
         return [Column(chosen.tokens_column, "tokens_column"), Column(chosen.tags_column, "tags_column")]
 
-    def parse(self, row: Row, where: str, features: Any) -> Row | None:
+    def parse(self, row: Row, where: str, label_names: LabelNames) -> Row | None:
         words_column, column = self.settings.tokens_column, self.settings.tags_column
         words = list_of(row, words_column, where, separator=None)
-        names = declared_names(features[column])
+        names = label_names.get(column)
         tags = [label_name(tag, names, column, where) for tag in list_of(row, column, where, separator=None)]
         if len(words) != len(tags):
             raise ValueError(
@@ -52,19 +53,19 @@ class Tokens(FinetuneTask):
     def labels_of(self, example: Row) -> set[str]:
         return set(example["label"])
 
-    def learn_labels(self, examples: Sequence[Row], features: Any) -> None:
+    def learn_labels(self, examples: Sequence[Row], label_names: LabelNames) -> None:
         column = self.settings.tags_column
         used = [tag for row in examples for tag in row["label"]]
         if len(set(used)) == 1:
             raise ValueError(f"column {column!r} has one tag only ({used[0]!r}): there is nothing to learn")
-        self.names = self.learn_names(used, declared_names(features[column]))
+        self.names = self.learn_names(used, label_names.get(column))
         require_known((tag for row in self.held_out for tag in row["label"]), self.names, column)
         self.ids = {name: number for number, name in enumerate(self.names)}
         self.spans = marks_spans(self.names)
         others = [name for name in self.names if name != "O" and not marks_spans([name])]
         if others and len(others) + ("O" in self.names) < len(self.names):
             shown = ", ".join(map(repr, others[:5]))
-            logger.warning("Spans are not measured: some tags begin with none of B-, I-, E- and S-: %s.", shown)
+            logger.warning("Spans are not measured, as some tags do not begin with B-, I-, E- or S-: %s.", shown)
         if not self.spans:
             self.best_by, self.measured = "accuracy", ("accuracy",)
 
@@ -82,7 +83,7 @@ class Tokens(FinetuneTask):
                 for place, word in enumerate(encoded.word_ids(number)):
                     if word is not None:
                         places.setdefault(word, place)
-                # A word that is cut off, or that the tokenizer sees nothing in, has no token to be tagged.
+                # A word that was cut off, or in which the tokenizer finds no token, has no place.
                 row["places"] = [places.get(word) for word in range(len(row["words"]))]
                 lost += not cut[number] and None in row["places"]
                 marked = [-100] * len(encoded["input_ids"][number])
@@ -94,7 +95,9 @@ class Tokens(FinetuneTask):
 
         encoded = self.in_batches(examples, batch)
         self.count_truncated(truncated, part)
-        self.count("not_aligned", lost, len(examples), part, "hold a word that makes no token, so its tag is not used")
+        self.warn_and_count(
+            "not_aligned", lost, len(examples), part, "hold a word without a token, whose tag is not used"
+        )
         return encoded
 
     def config_fields(self) -> dict[str, Any]:
@@ -104,21 +107,25 @@ class Tokens(FinetuneTask):
         return DataCollatorForTokenClassification(self.tokenizer)
 
     def _tags(self, logits: Any) -> list[list[str | None]]:
-        chosen = first(logits).argmax(axis=-1)
+        chosen = scores_of(logits).argmax(axis=-1)
         return [
             [None if place is None else self.names[chosen[number, place]] for place in row["places"]]
             for number, row in enumerate(self.held_out)
         ]
 
     def metrics(self, outcome: EvalPrediction) -> dict[str, float]:
-        # Words without a token count as wrong, or, in spans, as outside of any.
+        # A word without a token counts as tagged "O", outside of any span.
         found = [[tag or "O" for tag in row] for row in self._tags(outcome.predictions)]
         kinds = (Spans, TagAccuracy) if self.spans else (TagAccuracy,)
-        return measure(kinds, found, [row["label"] for row in self.held_out])
+        return compute_metrics(kinds, found, [row["label"] for row in self.held_out])
 
     def baselines(self) -> dict[str, float]:
-        usual = max(self.names, key=self.told["labels"].__getitem__)
-        return {"accuracy_baseline": float(np.mean([tag == usual for row in self.held_out for tag in row["label"]]))}
+        most_frequent = max(self.names, key=self.facts["labels"].__getitem__)
+        return {
+            "accuracy_baseline": float(
+                np.mean([tag == most_frequent for row in self.held_out for tag in row["label"]])
+            )
+        }
 
     def predictions(self, logits: Any) -> list[dict[str, Any]]:
         return [{"prediction": tags} for tags in self._tags(logits)]
