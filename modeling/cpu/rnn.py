@@ -235,10 +235,14 @@ def reading_orders(mask: Tensor, module: nn.Module, inputs: Tensor) -> tuple[Rea
 class _OrderedRNN(nn.RNNBase):
     """A recurrent layer that reads a batch in a given order."""
 
+    weight_ih_l0: Tensor
+    weight_hh_l0: Tensor
+    bias_ih_l0: Tensor
+    bias_hh_l0: Tensor
     _step: ClassVar[Callable[..., tuple[Tensor, ...]]]
     _state_parts: ClassVar[int]
 
-    def forward(self, input: Tensor, order: ReadingOrder) -> Tensor:  # type: ignore[override]
+    def forward(self, input: Tensor, order: ReadingOrder) -> Tensor:
         """Reads a batch from the state zero on.
 
         Args:
@@ -269,13 +273,13 @@ class _OrderedRNN(nn.RNNBase):
         return torch.cat(states)
 
 
-class GRU(_OrderedRNN, nn.GRU):
+class GRU(_OrderedRNN, nn.GRU):  # type: ignore[misc]
     """`nn.GRU` of one layer and direction, which reads a padded batch in a given order."""
 
     _step, _state_parts = staticmethod(_gru_step), 1
 
 
-class LSTM(_OrderedRNN, nn.LSTM):
+class LSTM(_OrderedRNN, nn.LSTM):  # type: ignore[misc]
     """`nn.LSTM` of one layer and direction, which reads a padded batch in a given order."""
 
     _step, _state_parts = staticmethod(_lstm_step), 2

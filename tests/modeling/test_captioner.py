@@ -404,7 +404,7 @@ def test_configurations_that_are_none():
         with pytest.raises(ValueError, match=re.escape(message)):
             RegardCaptionerConfig(**fields)
     with pytest.raises(
-        ValueError, match=r"^`backbone_config` is of the model type 'bert', of which there is no AutoBackb"
+        ValueError, match=r"^`backbone_config` has the model type 'bert', for which transformers has no AutoBackb"
     ):
         RegardCaptionerForConditionalGeneration(RegardCaptionerConfig(backbone_config={"model_type": "bert"}))
 
