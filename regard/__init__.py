@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 if not (Path(__file__).parent / "modeling").is_dir():
     __path__.append(str(Path(__file__).parents[1]))
 
-from .configuration.families.registry import FAMILIES
+from .families.registry import FAMILIES
 from .importing import MovedModules, when_imported
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from transformers import (
     TrOCRProcessor,
 )
 
-from .configuration.families.registry import FAMILIES, family_of_type
+from .families.registry import FAMILIES, family_of_type
 from .modeling.bert import RegardBertModel
 from .modeling.loading.load import POOLER, load_model, load_part, model_path, naming_the_model
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .configuration.families.family import Family, resolve
-from .configuration.families.registry import FAMILIES
+from .families.family import Family, resolve
+from .families.registry import FAMILIES
 
 
 def register_families() -> None:

@@ -18,8 +18,8 @@ from importlib.util import resolve_name
 from pathlib import Path
 from typing import NamedTuple
 
-from ..configuration.families.family import Family, resolve
-from ..configuration.families.registry import family_of_type
+from ..families.family import Family, resolve
+from ..families.registry import family_of_type
 
 _PACKAGE = __name__.partition(".")[0]
 _LINE_LENGTH = 119

@@ -15,8 +15,8 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from transformers import AutoConfig
 
 from .. import model_cards
-from ..configuration.families.card import ANY_SIZE, LOSS, PERCENT, Card, Figure
-from ..configuration.families.registry import FAMILIES, family_of_type
+from ..families.card import ANY_SIZE, LOSS, PERCENT, Card, Figure
+from ..families.registry import FAMILIES, family_of_type
 
 
 class Row(NamedTuple):

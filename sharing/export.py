@@ -26,8 +26,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-from ..configuration.families.family import resolve
-from ..configuration.families.registry import FAMILIES, family_of_type
+from ..families.family import resolve
+from ..families.registry import FAMILIES, family_of_type
 from ..modeling.loading.load import load_model, load_part
 from ..modeling.positions import SinusoidalPositions
 from ..tokenization.generative import save_tokenizer

@@ -17,7 +17,7 @@ from huggingface_hub import HfApi, ModelCard, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 
-from ..configuration.families.registry import family_of_type
+from ..families.registry import family_of_type
 from ..modeling.loading.folder import CONFIG, INDEX, PICKLES, WEIGHTS, check_weights, read_json
 from .bundle import remove_bundle, write_bundle
 

@@ -19,8 +19,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from .. import __version__
-from ..configuration.families.family import Family
-from ..configuration.families.registry import FAMILIES
+from ..families.family import Family
+from ..families.registry import FAMILIES
 from ..importing import when_imported
 from .inspect import inspect_app
 from .lazy import add_lazy_command

@@ -9,7 +9,7 @@ import transformers
 from huggingface_hub import ModelCardData
 from transformers import AutoConfig, PreTrainedConfig
 
-from ..configuration.families.registry import family_of_type
+from ..families.registry import family_of_type
 from ..modeling.loading.load import load_part, model_path
 from ..sharing.hub import check_folder, push_folder
 

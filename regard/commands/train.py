@@ -14,7 +14,7 @@ from typing import Any
 
 from accelerate import PartialState
 
-from ..configuration.families.registry import FAMILIES
+from ..families.registry import FAMILIES
 from ..modeling.loading.load import MODEL
 from ..sharing.cards import card_of, examples_of, figure_rows, write_card
 from ..training.families.registry import recipe_of

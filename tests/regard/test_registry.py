@@ -15,9 +15,9 @@ from regard.commands.generate import generate_text
 from regard.commands.inspect_faithfulness import held_out_rows
 from regard.commands.plan import plan_training
 from regard.configuration.decoder import RegardDecoderConfig
-from regard.configuration.families.decoder import FAMILY as DECODER
-from regard.configuration.families.family import Family
-from regard.configuration.families.registry import FAMILIES
+from regard.families.decoder import FAMILY as DECODER
+from regard.families.family import Family
+from regard.families.registry import FAMILIES
 from regard.loading import for_generation, for_prediction, for_steps, load_network
 from regard.modeling.decoder import RegardDecoderForCausalLM, RegardDecoderModel
 from regard.registration import register_family

@@ -1,7 +1,7 @@
 """The classes of every registered family."""
 
-from regard.configuration.families.family import resolve
-from regard.configuration.families.registry import FAMILIES as REGISTERED
+from regard.families.family import resolve
+from regard.families.registry import FAMILIES as REGISTERED
 
 # The model classes by their Auto classes, by configuration class.
 FAMILIES = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...configuration.families.family import resolve
-from ...configuration.families.registry import FAMILIES
+from ...families.family import resolve
+from ...families.registry import FAMILIES
 from .base import Recipe
 
 

@@ -16,7 +16,7 @@ import regard.commands.app
 from regard.commands.generate import generate_text
 from regard.commands.settings_options import settings_command
 from regard.commands.train import figure_lines
-from regard.configuration.families.registry import FAMILIES
+from regard.families.registry import FAMILIES
 from regard.training.families.bert import BertObjective, BertSettings
 from regard.training.families.registry import TRAINABLE
 
