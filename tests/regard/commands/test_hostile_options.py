@@ -114,7 +114,7 @@ def run(command, monkeypatch):
 
     monkeypatch.setattr(regard.commands.app, "app", APP)
     for target in (
-        "regard.training.families.base.make_accelerator",
+        "regard.training.families.train.make_accelerator",
         "regard.training.finetuning.finetune._load",
         "regard.training.planning.plan.TrialStep",
         "regard.commands.inspect_faithfulness.faithfulness",
