@@ -38,7 +38,7 @@ def in_memory(name: str) -> int:
 
 
 def memory(family: str, settings: dict[str, Any]) -> int:
-    from regard.training.families.registry import TRAINABLE
+    from regard.training.families.recipes import TRAINABLE
     from regard.training.loop.launch import make_accelerator
     from regard.training.loop.loop import Loop
     from regard.training.loop.schedule import Budget
@@ -68,7 +68,7 @@ def memory(family: str, settings: dict[str, Any]) -> int:
 
 
 def speed(family: str, settings: dict[str, Any]) -> float:
-    from regard.training.families.registry import TRAINABLE
+    from regard.training.families.recipes import TRAINABLE
     from regard.training.families.train import train
 
     quiet = {"evaluate_every": 0, "save_every": 0, "evaluation_batches": 1, "log_every": 5, "log_with": ["none"]}

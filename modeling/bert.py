@@ -21,12 +21,12 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from ..configuration.bert import RegardBertConfig
 from .attention import MultiHeadAttention
 from .base import RegardPreTrainedModel, eager_for_output_attentions
+from .bert_weight_names import named_as_in_memory, register_bert_weights
 from .block import TransformerBlock, TransformerStack
 from .checks import check_ids, check_length, check_positions, require_exactly_one
 from .cpu import Dropout, Linear, SequenceBounds, pad_to_multiple, readable_values
 from .packing import check_packed, position_ids_of, select_positions, take_bounds
 from .positions import LearnedPositions
-from .weights import named_as_in_memory, register_bert_weights
 
 logger = logging.get_logger(__name__)
 

@@ -6,12 +6,12 @@ falls back on PyTorch's own operators.
 
 from .additive import additive_scores
 from .attention import SequenceBounds, attend_packed, attention_kernel
-from .conditions import readable_values
 from .dropout import Dropout, apply_dropout
+from .kernel_choice import readable_values
 from .linear import Linear, activated_linear, fast_inference
 from .padding import pad_to_multiple, without_row_padding
 from .rnn import GRU, LSTM, GRUCell, LSTMCell, ReadingOrder, StepProducts, reading_orders, share_step_products
-from .vocabulary import pad_positions, vocabulary_loss
+from .vocabulary_loss import pad_positions, vocabulary_loss
 
 __all__ = [
     "GRU",

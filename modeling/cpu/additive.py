@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .conditions import can_use_cpu_kernels
+from .kernel_choice import can_use_cpu_kernels
 from .linear import is_unhooked
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .conditions import can_use_cpu_kernels
+from .kernel_choice import can_use_cpu_kernels
 
 _STEPS = 2**16
 

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from .conditions import can_use_cpu_kernels
+from .kernel_choice import can_use_cpu_kernels
 from .torch_private import has_hooks, onednn_linear
 
 # With fewer multiplications than this the BLAS has finished before oneDNN has started.

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from torch import Tensor, nn
 
 from .attention import SequenceBounds
-from .conditions import can_use_cpu_kernels
+from .kernel_choice import can_use_cpu_kernels
 
 TOKEN_MULTIPLE, POSITION_MULTIPLE = 64, 32
 _is_enabled: ContextVar[bool] = ContextVar("_is_enabled", default=True)

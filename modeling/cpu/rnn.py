@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .conditions import can_use_cpu_kernels
+from .kernel_choice import can_use_cpu_kernels
 from .linear import linear
 from .torch_private import backward_pass_id, has_forward_pre_hooks
 

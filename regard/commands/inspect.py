@@ -40,7 +40,7 @@ def attention(
     words: Annotated[bool, typer.Option("--words", help="Join the pieces of words; the page has a switch.")] = False,
 ) -> None:
     """Draw where a model looks: the attention of each token to each, or of a captioner to the image."""
-    from .draw_attention import draw_attention
+    from .inspect_attention import draw_attention
 
     seen = draw_attention(
         model,

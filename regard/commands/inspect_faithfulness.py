@@ -18,7 +18,7 @@ from ..families.registry import FAMILIES
 from ..inspection.faithfulness.faithfulness import Faithfulness, faithfulness
 from ..inspection.faithfulness.prediction import Example, special_ids
 from ..loading import for_prediction, load_network, predicting_class, require_ending
-from ..training.families.registry import recipe_of
+from ..training.families.recipes import recipe_of
 from ..training.run.folder import SETTINGS_FILE
 from ..training.run.settings import make_settings, require_source
 from ..training.run.settings_file import read_yaml

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..training.families.base import Recipe
-from ..training.families.registry import recipe_of
+from ..training.families.recipes import recipe_of
 from ..training.planning.plan import Plan, plan
 
 # The settings of every family that change what a run takes.

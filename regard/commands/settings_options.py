@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args
 import typer
 import yaml
 
-from ..training.families.registry import recipe_of
+from ..training.families.recipes import recipe_of
 from ..training.run.settings import DURATIONS, field_types
 from ..training.run.settings_file import YAML_ERRORS, read_yaml, require_small
 

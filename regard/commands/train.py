@@ -17,7 +17,7 @@ from accelerate import PartialState
 from ..families.registry import FAMILIES
 from ..modeling.loading.load import MODEL
 from ..sharing.cards import card_of, examples_of, figure_rows, write_card
-from ..training.families.registry import recipe_of
+from ..training.families.recipes import recipe_of
 from ..training.families.train import train
 
 logger = logging.getLogger(__name__)

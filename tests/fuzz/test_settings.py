@@ -10,7 +10,7 @@ from huggingface_hub.errors import StrictDataclassError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from regard.training.families.registry import TRAINABLE
+from regard.training.families.recipes import TRAINABLE
 from regard.training.finetuning.settings import FinetuneSettings
 from regard.training.run.folder import open_run, save_settings
 from regard.training.run.settings import make_settings, to_dict

@@ -100,7 +100,7 @@ def tiny_pairs(tmp_path_factory) -> dict:
 @pytest.fixture(scope="session")
 def trained(tiny_decoder, tiny_pairs, tmp_path_factory):
     """Makes a run of a family that generates, once, and gives its folder."""
-    from regard.training.families.registry import TRAINABLE
+    from regard.training.families.recipes import TRAINABLE
     from regard.training.families.train import train
 
     folder = tmp_path_factory.mktemp("trained")

@@ -9,7 +9,7 @@ from huggingface_hub import ModelCard
 from regard.configuration.captioner import RegardCaptionerConfig
 from regard.configuration.recurrent import RegardRecurrentConfig
 from regard.sharing.cards import examples_of, figure_rows, model_card, write_card
-from regard.training.families.registry import TRAINABLE
+from regard.training.families.recipes import TRAINABLE
 from tests.support.cards import ALL_RESULTS, CONFIG, CONFIGS, EXAMPLES, FAMILIES, RESULTS, cells, changed, rows
 from tests.support.families import FAMILY_CARDS
 

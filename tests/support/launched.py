@@ -13,9 +13,9 @@ from multiprocessing import get_context
 
 import torch
 
-from regard.training.families.registry import TRAINABLE
+from regard.training.families.recipes import TRAINABLE
 from regard.training.families.train import train
-from regard.training.loop.keeper import Keeper
+from regard.training.loop.run_keeper import Keeper
 
 
 def run(port: int, family: str, folder: str, settings: dict) -> None:

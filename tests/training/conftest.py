@@ -194,7 +194,7 @@ TINY_MODELS = {
 @pytest.fixture(scope="session")
 def train_pairs():
     """Runs a tiny training on pairs in a folder; what is given goes before the tiny settings."""
-    from regard.training.families.registry import TRAINABLE
+    from regard.training.families.recipes import TRAINABLE
     from regard.training.families.train import train
 
     def run(family: str, folder: Path, resume: bool = False, **given) -> dict:

@@ -14,7 +14,7 @@ from ..reading.bad_records import skipped_records
 from ..run.folder import SETTINGS_FILE
 from ..run.settings import make_settings, require_source
 from ..run.settings_file import read_yaml
-from .registry import TRAINABLE
+from .recipes import TRAINABLE
 
 
 def evaluate_model(

@@ -17,10 +17,10 @@ from transformers import PreTrainedModel
 
 from ...modeling.loading.load import MODEL
 from ...tokenization.generative import save_tokenizer
-from ..loop.keeper import CHECKPOINTS
 from ..loop.launch import drain, make_accelerator, rank_ordered
 from ..loop.loop import Loop, Outcome, steps_per_epoch
 from ..loop.objective import Objective
+from ..loop.run_keeper import CHECKPOINTS
 from ..loop.schedule import Budget
 from ..loop.sharding import gather_model
 from ..reading.bad_records import skipped_records

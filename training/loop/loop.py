@@ -21,11 +21,11 @@ from transformers import PreTrainedModel
 
 from ..run.checkpoints import Progress
 from ..run.settings import TrainingSettings
+from .all_ranks import all_reduce_sum, same_on_all_ranks
 from .batch_norm import share_batch_norms
-from .consensus import all_reduce_sum, same_on_all_ranks
-from .keeper import Keeper
 from .nonfinite import Place, StepWatch, nonfinite_weights
 from .objective import Epoch, Objective, evaluate, make_loader
+from .run_keeper import Keeper
 from .schedule import Budget, learning_rate_factor
 from .sharding import full_tensor, is_sharded, prepare, shard
 from .signals import StopSignals

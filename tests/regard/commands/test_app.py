@@ -18,7 +18,7 @@ from regard.commands.settings_options import settings_command
 from regard.commands.train import figure_lines
 from regard.families.registry import FAMILIES
 from regard.training.families.bert import BertObjective, BertSettings
-from regard.training.families.registry import TRAINABLE
+from regard.training.families.recipes import TRAINABLE
 
 ROOT = Path(__file__).parents[3]
 

@@ -6,7 +6,7 @@ import yaml
 import regard
 from regard.commands.plan import plan_lines, plan_training, planned_settings
 from regard.commands.settings_options import settings_options
-from regard.training.families.registry import TRAINABLE
+from regard.training.families.recipes import TRAINABLE
 
 SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 56}
 TINY = {

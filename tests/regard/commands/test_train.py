@@ -13,7 +13,7 @@ from PIL import Image
 import regard
 from regard.commands import train
 from regard.commands.train import figure_lines, summary, train_bert, train_model
-from regard.training.families.registry import TRAINABLE
+from regard.training.families.recipes import TRAINABLE
 from tests.support.families import FAMILY_CARDS
 
 FAMILIES = ["bert", "decoder", "transformer", "recurrent", "captioner"]

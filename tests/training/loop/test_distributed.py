@@ -14,7 +14,7 @@ from accelerate.state import AcceleratorState
 from PIL import Image
 from transformers import AutoModelForCausalLM
 
-from regard.training.families.registry import TRAINABLE
+from regard.training.families.recipes import TRAINABLE
 from regard.training.families.train import train
 
 ROOT = Path(__file__).parents[3]

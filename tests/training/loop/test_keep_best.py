@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from regard.training.families.bert import BertObjective, BertSettings
-from regard.training.loop.keeper import Keeper
 from regard.training.loop.loop import Loop
+from regard.training.loop.run_keeper import Keeper
 from regard.training.run.checkpoints import list_checkpoints
 from tests.support.thorough import slow_except
 

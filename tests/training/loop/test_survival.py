@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from transformers import modeling_utils
 
 from regard.training.families import train
-from regard.training.loop.keeper import Keeper
 from regard.training.loop.loop import Loop
+from regard.training.loop.run_keeper import Keeper
 from regard.training.run import checkpoints, files
 from regard.training.run.checkpoints import last_whole_checkpoint, list_checkpoints
 from tests.support.thorough import slow_except

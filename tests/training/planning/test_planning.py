@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from regard.modeling.cpu import without_row_padding
 from regard.training.families.bert import BertObjective
 from regard.training.families.decoder import DecoderObjective
-from regard.training.families.registry import TRAINABLE
+from regard.training.families.recipes import TRAINABLE
 from regard.training.families.seq2seq_objective import Seq2SeqObjective
 from regard.training.loop.launch import make_accelerator
 from regard.training.loop.loop import Loop

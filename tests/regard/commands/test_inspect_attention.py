@@ -7,7 +7,7 @@ from PIL import Image
 from transformers import BertConfig, BertModel
 
 import regard
-from regard.commands.draw_attention import draw_attention
+from regard.commands.inspect_attention import draw_attention
 from regard.loading import for_attention, load_network
 from regard.tokenization.processor import make_captioner_processor
 from regard.tokenization.wordpiece import train_wordpiece

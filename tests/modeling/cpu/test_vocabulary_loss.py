@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from regard.modeling.cpu import vocabulary as module
-from regard.modeling.cpu.vocabulary import summed_loss
+from regard.modeling.cpu import vocabulary_loss as module
+from regard.modeling.cpu.vocabulary_loss import summed_loss
 
 P, E, V = 13, 7, 37
 

@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from .conditions import can_use_cpu_kernels
+from .kernel_choice import can_use_cpu_kernels
 from .linear import is_unhooked, linear
 from .padding import POSITION_MULTIPLE, missing_rows
 
