@@ -72,7 +72,7 @@ def same_as_straight(straight, weights_of, history_of):
 class Lines:
     """Counts the lines that the code of a run passes once it may write, and kills it at one of them."""
 
-    NAMES = "families/train loop/keeper loop/loop run/checkpoints run/files run/fingerprint run/folder".split()
+    NAMES = "families/train loop/run_keeper loop/loop run/checkpoints run/files run/fingerprint run/folder".split()
     FILES = [str(ROOT / "training" / f"{name}.py") for name in NAMES]
 
     def __init__(self, patch, last: int | None = None) -> None:
