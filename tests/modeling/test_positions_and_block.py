@@ -13,7 +13,7 @@ from regard.configuration.bert import RegardBertConfig
 from regard.modeling.base import RegardPreTrainedModel
 from regard.modeling.bert import RegardBertModel
 from regard.modeling.block import NORM_SLOTS, TransformerBlock, TransformerStack
-from regard.modeling.positions import POSITIONS, SinusoidalPositions, make_positions, sinusoids
+from regard.modeling.positions import POSITIONS, SinusoidalPositions, make_positions, position_ids_for, sinusoids
 
 B, L, M, WIDTH, HEADS, LAYERS = 3, 6, 7, 10, 5, 2
 
@@ -95,6 +95,14 @@ def test_bad_positions_are_refused():
         SinusoidalPositions(9, 15)
     with pytest.raises(ValueError, match=r"'sinusoid'\) must be one of learned, sinusoidal"):
         make_positions("sinusoid", 9, WIDTH)
+
+
+def test_positions_of_new_tokens_count_each_rows_earlier_ones():
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    # Two new tokens after three earlier ones, of which two are padding in the first row.
+    assert position_ids_for(mask, 2, 3, mask.device).tolist() == [[1, 2], [3, 4]]
+    assert position_ids_for(mask, 5, 0, mask.device).tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]]
+    assert position_ids_for(None, 2, 3, mask.device).tolist() == [[3, 4]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

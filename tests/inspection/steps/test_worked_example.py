@@ -131,6 +131,13 @@ def test_large_scores_are_written_without_their_largest():
     assert "  exp(-970) = 0" in worked.lines
 
 
+def test_of_scores_far_below_zero_the_largest_is_subtracted_too():
+    # -1000 and -1001: without the subtraction both powers are 0, and the weights are no numbers.
+    worked = worked_calculation([1], [[-1000], [-1001]])
+    assert worked.weights == pytest.approx((1 / (1 + math.exp(-1)), 1 / (1 + math.exp(1))))
+    assert "weights: softmax of the scores minus the largest (-1000)" in worked.lines
+
+
 def test_reading_vectors_and_matrices():
     assert parse_vector(" 1, -0.5 2e1 ", "query") == [1, -0.5, 20]
     assert parse_matrix("1 0;0,1 ; 2 2", "keys") == [[1, 0], [0, 1], [2, 2]]
