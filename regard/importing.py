@@ -13,6 +13,7 @@ from types import ModuleType
 
 # Modules that the documentation named before they moved, and where they are now.
 MOVED = {
+    "regard.cli": "regard.commands.app",
     "regard.inspection.calculation": "regard.inspection.steps.worked_example",
     "regard.inspection.dependence": "regard.inspection.steps.dependence",
     "regard.inspection.heads": "regard.inspection.steps.head_distances",
