@@ -11,8 +11,8 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import SubConfigSpec
 
+from ..families.choices import ALIGNMENT_NAMES, DECODER_TYPES, RNN_TYPES
 from .base import NORM_POSITIONS, POSITION_TYPES, RegardConfig
-from .choices import ALIGNMENT_NAMES, DECODER_TYPES, RNN_TYPES
 from .recurrent import RegardRecurrentConfig
 from .transformer import RegardTransformerConfig
 

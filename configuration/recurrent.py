@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
+from ..families.choices import ALIGNMENT_NAMES, RNN_TYPES
 from .base import RegardConfig
-from .choices import ALIGNMENT_NAMES, RNN_TYPES
 
 
 @strict

@@ -1,1 +1,1 @@
-"""The model families: one record for each, in names alone, so that reading them imports no library."""
+"""The model families: one record for each, in names alone, and checks of values; reading them imports no library."""

@@ -18,6 +18,7 @@ FAMILY = Family(
         "AutoModelForMultipleChoice": ".modeling.bert_tasks:RegardBertForMultipleChoice",
     },
     tokenizer="transformers:BertTokenizer",
+    settings=".training.families.settings:BertSettings",
     recipe=".training.families.bert:BERT",
     export=".sharing.export:bert_to_stock",
     card=Card(

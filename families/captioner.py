@@ -11,6 +11,7 @@ FAMILY = Family(
         "AutoModelForImageTextToText": ".modeling.captioner:RegardCaptionerForConditionalGeneration",
     },
     processor=".tokenization.processor:RegardCaptionerProcessor",
+    settings=".training.families.settings:CaptionerSettings",
     recipe=".training.families.captioner:CAPTIONER",
     other=(".modeling.captioner:spatial_maps", ".tokenization.processor:make_captioner_processor"),
     card=Card(

@@ -11,6 +11,7 @@ FAMILY = Family(
         "AutoModel": ".modeling.decoder:RegardDecoderModel",
         "AutoModelForCausalLM": ".modeling.decoder:RegardDecoderForCausalLM",
     },
+    settings=".training.families.settings:DecoderSettings",
     recipe=".training.families.decoder:DECODER",
     export=".sharing.export:decoder_to_stock",
     card=Card(

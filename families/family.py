@@ -24,6 +24,7 @@ class Family:
         help: what training it does, in one line.
         config: its configuration class.
         models: its model classes, by the names of the Auto classes that load them.
+        settings: the class of the settings of its runs; its module must not import torch or transformers.
         recipe: the `Recipe` that trains it.
         card: what its model cards show.
         tokenizer: the class that `AutoTokenizer` loads for it, if its tokenizers name none.
@@ -37,6 +38,7 @@ class Family:
     help: str
     config: Any
     models: Mapping[str, Any]
+    settings: Any
     recipe: Any
     card: Card
     tokenizer: Any = None

@@ -11,6 +11,7 @@ FAMILY = Family(
         "AutoModel": ".modeling.recurrent:RegardRecurrentModel",
         "AutoModelForSeq2SeqLM": ".modeling.recurrent:RegardRecurrentForConditionalGeneration",
     },
+    settings=".training.families.settings:RecurrentSettings",
     recipe=".training.families.seq2seq:RECURRENT",
     card=PAIRS._replace(title="Recurrent encoder-decoder", template="recurrent"),
 )

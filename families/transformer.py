@@ -11,6 +11,7 @@ FAMILY = Family(
         "AutoModel": ".modeling.transformer:RegardTransformerModel",
         "AutoModelForSeq2SeqLM": ".modeling.transformer:RegardTransformerForConditionalGeneration",
     },
+    settings=".training.families.settings:PairSettings",
     recipe=".training.families.seq2seq:TRANSFORMER",
     export=".sharing.export:transformer_to_stock",
     card=PAIRS._replace(title="Encoder-decoder Transformer", template="transformer"),

@@ -121,7 +121,8 @@ def _flatten(name: str) -> _Module:
     source = inspect.getsource(module)
     lines = source.split("\n")
     imports = set()
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level:
             assert node.module, f"{name} imports a module by `from . import`, which transformers does not follow"
             imported = resolve_name("." * node.level + node.module, module.__package__)
@@ -133,6 +134,11 @@ def _flatten(name: str) -> _Module:
                 start, _, _ = lines[first].partition(" import ")
                 items = [f"{indent}    {ast.unparse(item)}," for item in node.names]
                 lines[first] = "\n".join([f"{start} import (", *items, f"{indent})"])
+    # In one folder the modules have another order than in several.
+    own = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.level]
+    statements = sorted("\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in own)
+    for node, statement in zip(reversed(own), reversed(statements), strict=True):
+        lines[node.lineno - 1 : node.end_lineno] = [statement]
     return _Module("\n".join(lines), imports)
 
 

@@ -16,12 +16,12 @@ FACE = "regard"
 # Each folder and what it may import of ours. `regard` alone is also the name of the package.
 MAY_IMPORT = {
     "families": set(),
-    "configuration": set(),
+    "configuration": {"families"},
     "tokenization": set(),
     "model_cards": set(),
     "modeling": {"configuration"},
     "training": {"families", "configuration", "modeling", "tokenization"},
-    "inspection": {"configuration", "modeling", "tokenization"},
+    "inspection": {"families", "configuration", "modeling", "tokenization"},
     "sharing": {"families", "configuration", "modeling", "tokenization", "model_cards"},
     FACE: {
         "families",

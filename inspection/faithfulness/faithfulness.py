@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ...configuration.extras import require_extra
-from ...configuration.seeds import require_seed
+from ...families.seeds import require_seed
 from ..maps.attention_map import describe_head, select_weights
 from ..maps.eager_mode import eager_attention
 from .erasure import (

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
-from ...configuration.seeds import require_seed
+from ...families.seeds import require_seed
 from ...modeling.captioner import spatial_maps
 from ..maps.attention_map import check_number
 from ..maps.eager_mode import eager_attention

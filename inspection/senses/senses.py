@@ -14,7 +14,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from ...configuration.extras import require_extra
-from ...configuration.seeds import require_seed
+from ...families.seeds import require_seed
 from ..maps.text_weights import token_limit
 from .clusters import Clusters, find_clusters
 from .occurrences import Context, Occurrence, Vectors, WordReader, contextual_vectors, is_known_word

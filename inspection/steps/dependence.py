@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ...configuration.seeds import require_seed
+from ...families.seeds import require_seed
 from ...modeling.positions import LearnedPositions, SinusoidalPositions
 from ..maps.eager_mode import evaluation_mode
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import set_seed
 
-from ..configuration.seeds import require_seed
+from ..families.seeds import require_seed
 from ..loading import for_generation, load_network
 from ..modeling.loading.load import require_text
 from ..training.generation.generate import require_beams

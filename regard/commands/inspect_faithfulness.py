@@ -13,8 +13,8 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedConfig
 
 from ..configuration.extras import require_extra
-from ..configuration.seeds import require_seed
 from ..families.registry import FAMILIES
+from ..families.seeds import require_seed
 from ..inspection.faithfulness.faithfulness import Faithfulness, faithfulness
 from ..inspection.faithfulness.prediction import Example, special_ids
 from ..loading import for_prediction, load_network, predicting_class, require_ending

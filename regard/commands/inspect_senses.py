@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..configuration.extras import require_extra
-from ..configuration.seeds import require_seed
+from ..families.seeds import require_seed
 from ..inspection.senses.figure import draw_senses, example_line, title_of
 from ..inspection.senses.senses import WordSenses, word_senses
 from ..loading import for_attention, load_network, require_ending

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..configuration.seeds import require_seed
+from ..families.seeds import require_seed
 from ..inspection.maps.tokens import printable
 from ..inspection.steps.dependence import order_effect, position_gradients
 from ..inspection.steps.head_distances import HeadDistances, head_distances, plot_head_distances

@@ -6,12 +6,8 @@ from typing import Any
 
 import torch
 
-from ..training.families.base import Recipe
 from ..training.families.recipes import recipe_of
 from ..training.planning.plan import Plan, plan
-
-# The settings of every family that change what a run takes.
-_PLANNED = "size config dropout max_length batch_size accumulation precision sharding steps tokenizer".split()
 
 _UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 
@@ -51,11 +47,6 @@ def plan_training(
         measure=measure,
         efficiency=efficiency,
     )
-
-
-def planned_settings(recipe: Recipe[Any]) -> set[str]:
-    """Returns the names of the settings that change what a run takes."""
-    return {*_PLANNED, *recipe.planned}
 
 
 def plan_lines(made: Plan) -> list[str]:

@@ -1,4 +1,7 @@
-"""Commands whose options are the fields of a settings dataclass."""
+"""Commands whose options are the fields of a settings dataclass.
+
+Only a command that runs imports torch and transformers: help texts and wrong options need no more than the settings.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,15 @@ import inspect
 import json
 from collections.abc import Callable, Container
 from dataclasses import MISSING, fields
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
 import yaml
 
-from ..training.families.recipes import recipe_of
+from ..families.family import resolve
+from ..families.registry import FAMILIES
+from ..training.finetuning.settings import TASK_SETTINGS, FinetuneSettings, belongs_to_some_tasks
 from ..training.run.settings import DURATIONS, field_types
 from ..training.run.settings_file import YAML_ERRORS, read_yaml, require_small
 
@@ -137,30 +141,33 @@ def settings_command(
 
 def train_command(family: str) -> Callable[..., None]:
     """Makes the command that trains a model of a family."""
-    from .train import train_model
 
-    settings_class = recipe_of(family).settings_class
-    return settings_command(settings_class, partial(train_model, family), f"runs/{family}", may_change=True)
+    def run(*arguments: Any, **options: Any) -> None:
+        from .train import train_model
+
+        train_model(family, *arguments, **options)
+
+    return settings_command(resolve(FAMILIES[family].settings), run, f"runs/{family}", may_change=True)
 
 
 def finetune_command(task: str) -> Callable[..., None]:
     """Makes the command that fine-tunes a model for a task; its options are the settings that the task has."""
-    from ..training.finetuning.finetune import TASKS
-    from ..training.finetuning.settings import FinetuneSettings
-    from ..training.finetuning.task import belongs_to_some_tasks
-    from .finetune import finetune
+
+    def run(*arguments: Any, **options: Any) -> None:
+        from .finetune import finetune
+
+        finetune(task, *arguments, **options)
 
     names = [
         each.name
         for each in fields(FinetuneSettings)
-        if each.name in TASKS[task].own_settings or not belongs_to_some_tasks(each.name)
+        if each.name in TASK_SETTINGS[task] or not belongs_to_some_tasks(each.name)
     ]
-    return settings_command(FinetuneSettings, partial(finetune, task), f"runs/{task}", names)
+    return settings_command(FinetuneSettings, run, f"runs/{task}", names)
 
 
 def plan_command(family: str) -> Callable[..., None]:
     """Makes the command that plans a training run; its options are the settings that change what the run takes."""
-    from .plan import plan_lines, plan_training, planned_settings
 
     def command(
         *,
@@ -179,6 +186,8 @@ def plan_command(family: str) -> Callable[..., None]:
         settings: Path | None,
         **given: Any,
     ) -> None:
+        from .plan import plan_lines, plan_training
+
         made = plan_training(
             family,
             chosen_settings(settings, given),
@@ -192,5 +201,5 @@ def plan_command(family: str) -> Callable[..., None]:
 
     own = inspect.signature(command, eval_str=True).parameters.values()
     options = [option for option in own if option.name not in ("settings", "given")]
-    recipe = recipe_of(family)
-    return _with_options(command, options + settings_options(recipe.settings_class, planned_settings(recipe)))
+    settings_class = resolve(FAMILIES[family].settings)
+    return _with_options(command, options + settings_options(settings_class, settings_class.planned))

@@ -42,13 +42,13 @@ class RegardTinyForCausalLM(RegardDecoderForCausalLM):
 
 @dataclass
 class TinySettings(DecoderSettings):
+    planned: ClassVar[tuple[str, ...]] = (*DecoderSettings.planned, "loudness")
+
     loudness: float = option(0.5, "How loud the family is.")
 
 
 class TinyRecipe(DecoderRecipe):
     name = "tiny"
-    planned = (*DecoderRecipe.planned, "loudness")
-    settings_class = TinySettings
 
     def make_model(self, settings, processor=None):
         return RegardTinyForCausalLM(
@@ -64,6 +64,7 @@ TINY = Family(
     help="Train a tiny model: as small as can be.",
     config=RegardTinyConfig,
     models={"AutoModel": RegardTinyModel, "AutoModelForCausalLM": RegardTinyForCausalLM},
+    settings=TinySettings,
     recipe=TinyRecipe(),
     card=DECODER.card._replace(title="Tiny"),
 )

@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
+from ...families.family import resolve
+from ...families.registry import FAMILIES
 from ...modeling.loading.load import load_part
 from ..loop.objective import Objective
 from ..run.settings import TrainingSettings
@@ -24,17 +26,18 @@ class Recipe(ABC, Generic[Settings]):
         name: name of the family on the command line.
         special_tokens: special tokens that its tokenizers must have.
         processor_class: the Auto class that loads its tokenizers or processors.
-        settings_class: class of the settings of its runs.
         default_steps: length of a run whose settings give none.
-        planned: names of its own settings that change what a run takes in memory or time.
     """
 
     name: ClassVar[str]
-    planned: ClassVar[tuple[str, ...]] = ()
     special_tokens: ClassVar[tuple[str, ...]] = ()
     processor_class: ClassVar[Any] = AutoTokenizer
-    settings_class: type[Settings]
     default_steps: int
+
+    @property
+    def settings_class(self) -> type[Settings]:
+        """The class of the settings of its runs, which the family's record names."""
+        return resolve(FAMILIES[self.name].settings)
 
     @abstractmethod
     def make_model(self, settings: Settings, processor: Any = None) -> PreTrainedModel:

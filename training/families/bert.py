@@ -152,8 +152,6 @@ class BertRecipe(Recipe[BertSettings]):
 
     name: ClassVar[str] = "bert"
     special_tokens: ClassVar[tuple[str, ...]] = ("cls", "sep", "mask", "pad")
-    planned: ClassVar[tuple[str, ...]] = ("vocab_size", "mask_rate", "next_sentence")
-    settings_class = BertSettings
     default_steps = 4000
 
     def _model_class(self, settings: BertSettings) -> type[PreTrainedModel]:

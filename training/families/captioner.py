@@ -62,10 +62,6 @@ class CaptionerRecipe(Recipe[CaptionerSettings]):
     name: ClassVar[str] = "captioner"
     special_tokens: ClassVar[tuple[str, ...]] = ("pad", "bos", "eos", "unk")
     processor_class: ClassVar[Any] = AutoProcessor
-    planned: ClassVar[tuple[str, ...]] = tuple(
-        "image_size backbone freeze_backbone decoder_type alignment rnn_type attention_regularization".split()
-    )
-    settings_class = CaptionerSettings
     default_steps = 1500
 
     def settings_of(self, config: PreTrainedConfig) -> dict[str, Any]:

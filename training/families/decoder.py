@@ -94,8 +94,6 @@ class DecoderRecipe(Recipe[DecoderSettings]):
 
     name: ClassVar[str] = "decoder"
     special_tokens: ClassVar[tuple[str, ...]] = ("pad", "eos")
-    planned: ClassVar[tuple[str, ...]] = ("vocab_size",)
-    settings_class = DecoderSettings
     default_steps = 1000
 
     def make_config(

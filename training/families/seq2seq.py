@@ -77,7 +77,6 @@ class PairRecipe(Recipe[Settings]):
 
     model_class: type[PreTrainedModel]
     special_tokens: ClassVar[tuple[str, ...]] = ("pad", "eos")
-    planned: ClassVar[tuple[str, ...]] = ("vocab_size", "units")
 
     @abstractmethod
     def make_config(self, settings: Any, tokenizer: PreTrainedTokenizerFast | None = None) -> PreTrainedConfig:
@@ -170,7 +169,6 @@ class TransformerRecipe(PairRecipe[PairSettings]):
     """Trains the encoder-decoder Transformer."""
 
     name: ClassVar[str] = "transformer"
-    settings_class = PairSettings
     model_class = RegardTransformerForConditionalGeneration
     default_steps = 5000
 
@@ -196,8 +194,6 @@ class RecurrentRecipe(PairRecipe[RecurrentSettings]):
     """Trains the recurrent encoder-decoder."""
 
     name: ClassVar[str] = "recurrent"
-    planned: ClassVar[tuple[str, ...]] = (*PairRecipe.planned, "alignment", "rnn_type")
-    settings_class = RecurrentSettings
     model_class = RegardRecurrentForConditionalGeneration
     default_steps = 3000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ...configuration.choices import ALIGNMENT_NAMES, DECODER_TYPES, RNN_TYPES
+from ...families.choices import ALIGNMENT_NAMES, DECODER_TYPES, RNN_TYPES
 from ..run.settings import MOST_BEAMS, MOST_TOKENS, TrainingSettings, option
 
 # Layers and width of the sizes of Turc et al. (2019), https://arxiv.org/abs/1908.08962, and of Devlin et al. (2019).
@@ -26,6 +26,8 @@ MOST_IMAGE_SIZE = 2**14
 @dataclass
 class SizedSettings(TrainingSettings):
     """Settings of a run whose model has a size."""
+
+    planned: ClassVar[tuple[str, ...]] = (*TrainingSettings.planned, "size", "config", "dropout", "tokenizer")
 
     size: str = option("tiny", f"Size of the model: {', '.join(SIZES)}.", choices=tuple(SIZES))
     config: dict = option({}, "Fields of the model's configuration; they override the size.")
@@ -99,6 +101,8 @@ class CorpusSettings(TrainingSettings):
 class BertSettings(CorpusSettings, SizedSettings):
     """Settings of a BERT pretraining run."""
 
+    planned: ClassVar[tuple[str, ...]] = (*SizedSettings.planned, "vocab_size", "mask_rate", "next_sentence")
+
     tokenizer: str | None = option(None, "Tokenizer to use, a folder or Hub id, instead of training one.")
     vocab_size: int = option(4096, "Vocabulary size of the tokenizer to train, in word pieces.")
     lowercase: bool = option(True, "Whether the tokenizer to train lower-cases.")
@@ -113,6 +117,8 @@ class BertSettings(CorpusSettings, SizedSettings):
 class DecoderSettings(CorpusSettings, SizedSettings):
     """Settings of a run of the decoder-only language model."""
 
+    planned: ClassVar[tuple[str, ...]] = (*SizedSettings.planned, "vocab_size")
+
     max_length: int = option(128, "Length of a training example, in tokens.", least=2, most=MOST_TOKENS)
     tokenizer: str | None = option(None, "Tokenizer to use, a folder or Hub id, instead of training one.")
     vocab_size: int = option(4096, "Vocabulary size of the tokenizer to train, a byte-level BPE.")
@@ -122,6 +128,8 @@ class DecoderSettings(CorpusSettings, SizedSettings):
 @dataclass
 class PairSettings(SizedSettings):
     """Settings of a run on pairs of texts."""
+
+    planned: ClassVar[tuple[str, ...]] = (*SizedSettings.planned, "vocab_size", "units")
 
     data: list[str] = option(
         ["dates"],
@@ -156,6 +164,8 @@ class PairSettings(SizedSettings):
 class RecurrentSettings(PairSettings):
     """Settings of a run of the recurrent encoder-decoder."""
 
+    planned: ClassVar[tuple[str, ...]] = (*PairSettings.planned, "alignment", "rnn_type")
+
     alignment: str = option(
         "additive",
         f"How the decoder's state is scored against the source: {', '.join(ALIGNMENT_NAMES)}.",
@@ -167,6 +177,12 @@ class RecurrentSettings(PairSettings):
 @dataclass
 class CaptionerSettings(SizedSettings):
     """Settings of a run of the image captioner."""
+
+    planned: ClassVar[tuple[str, ...]] = (
+        *SizedSettings.planned,
+        *("image_size", "backbone", "freeze_backbone", "decoder_type"),
+        *("alignment", "rnn_type", "attention_regularization"),
+    )
 
     data: list[str] = option(
         ["glyphs"],

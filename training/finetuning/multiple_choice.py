@@ -23,7 +23,6 @@ class MultipleChoice(FinetuneTask):
 
     name = "multiple-choice"
     auto_class = "AutoModelForMultipleChoice"
-    own_settings = ("text_column", "second_text_column", "choices_column", "label_column")
     best_by = "accuracy"
     measured = ("accuracy",)
 

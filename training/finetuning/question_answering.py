@@ -218,7 +218,6 @@ class QuestionAnswering(FinetuneTask):
     best_by = "f1"
     measured = ("f1", "exact_match")
     label_inputs = ("start_positions", "end_positions")
-    own_settings = ("question_column", "context_column", "answers_column", "stride", "max_answer_length")
     longest = 0
 
     def columns(self) -> list[Column]:

@@ -36,7 +36,6 @@ class _SequenceTask(FinetuneTask):
     """A task whose model predicts one target for a text or a pair of texts."""
 
     auto_class = "AutoModelForSequenceClassification"
-    own_settings = ("text_column", "second_text_column", "label_column")
     problem_type: str
 
     def columns(self) -> list[Column]:

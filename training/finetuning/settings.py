@@ -10,6 +10,17 @@ from ..run.settings import RunSettings, option
 # Texts are cut to this many tokens by default, even if the model could take longer ones.
 USUAL_LENGTH = 512
 
+_TEXT = ("text_column", "second_text_column", "label_column")
+# Each task, and the settings that it has and some other task lacks.
+TASK_SETTINGS: dict[str, tuple[str, ...]] = {
+    "classification": _TEXT,
+    "regression": _TEXT,
+    "multi-label": _TEXT,
+    "tokens": ("tokens_column", "tags_column"),
+    "question-answering": ("question_column", "context_column", "answers_column", "stride", "max_answer_length"),
+    "multiple-choice": ("text_column", "second_text_column", "choices_column", "label_column"),
+}
+
 
 @dataclass
 class FinetuneSettings(RunSettings):
@@ -62,3 +73,8 @@ class FinetuneSettings(RunSettings):
             raise ValueError(f"`lora_targets` ({', '.join(self.lora_targets)}) needs `lora`, the rank of the matrices")
         if self.lora and find_spec("peft") is None:
             raise ValueError(f"`lora` ({self.lora}) needs the package peft: pip install peft")
+
+
+def belongs_to_some_tasks(setting: str) -> bool:
+    """Returns whether only some tasks have a setting, namely those that `TASK_SETTINGS` names it for."""
+    return any(setting in names for names in TASK_SETTINGS.values())

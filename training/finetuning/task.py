@@ -10,7 +10,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from datasets import Dataset, concatenate_datasets
@@ -21,9 +21,7 @@ from ..reading.tables import Column
 from ..reading.typed_rows import LabelNames, Row, Table
 from ..run.settings import held_out_share
 from .labels import sort_names, warn_of_imbalance
-
-if TYPE_CHECKING:
-    from .settings import FinetuneSettings
+from .settings import TASK_SETTINGS, FinetuneSettings, belongs_to_some_tasks
 
 logger = logging.getLogger("regard.training")
 
@@ -37,11 +35,6 @@ LABELS_SHOWN = 10
 ERRORS = ("loss", "mse")
 
 
-def belongs_to_some_tasks(setting: str) -> bool:
-    """Returns whether only some tasks have a setting, namely those that name it in `own_settings`."""
-    return setting.endswith("_column") or setting in ("stride", "max_answer_length")
-
-
 class FinetuneTask(ABC):
     """A task to fine-tune for, such as classification: its columns, labels, encoding, metrics and predictions.
 
@@ -51,7 +44,6 @@ class FinetuneTask(ABC):
         best_by: the metric that chooses the best model unless the settings name another.
         measured: the metrics that the setting `metric` may name, besides the loss.
         label_inputs: the arguments of the model's forward that take the labels.
-        own_settings: the settings that not every task has and this one has.
         held_out: the parsed held-out rows.
         facts: what is recorded of the data in results.json.
     """
@@ -61,7 +53,6 @@ class FinetuneTask(ABC):
     best_by: str
     measured: Sequence[str]
     label_inputs: ClassVar[Sequence[str]] = ("labels",)
-    own_settings: ClassVar[Sequence[str]]
 
     def __init__(self, settings: FinetuneSettings) -> None:
         self.settings = settings
@@ -70,6 +61,11 @@ class FinetuneTask(ABC):
         self.max_length = 0
         self.held_out: list[Row] = []
         self.facts: dict[str, Any] = {}
+
+    @property
+    def own_settings(self) -> tuple[str, ...]:
+        """The settings that this task has and some other task lacks."""
+        return TASK_SETTINGS[self.name]
 
     def _check_settings(self) -> None:
         columns = self.columns()

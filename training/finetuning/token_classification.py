@@ -28,7 +28,6 @@ class TokenClassification(FinetuneTask):
 
     name = "tokens"
     auto_class = "AutoModelForTokenClassification"
-    own_settings = ("tokens_column", "tags_column")
     best_by = "f1"
     measured: Sequence[str] = ("f1", "precision", "recall", "accuracy")
 

@@ -8,9 +8,9 @@ import math
 import operator
 import typing
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from ...configuration.seeds import require_seed
+from ...families.seeds import require_seed
 
 Settings = TypeVar("Settings")
 
@@ -118,7 +118,13 @@ class RunSettings:
 
 @dataclass
 class TrainingSettings(RunSettings):
-    """The settings that training has in every family."""
+    """The settings that training has in every family.
+
+    Attributes:
+        planned: names of the settings that change what a run takes in memory or time.
+    """
+
+    planned: ClassVar[tuple[str, ...]] = ("max_length", "batch_size", "accumulation", "precision", "sharding", "steps")
 
     bad_records: str = option(
         "stop",

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 import regard
-from regard.commands.plan import plan_lines, plan_training, planned_settings
+from regard.commands.plan import plan_lines, plan_training
 from regard.commands.settings_options import settings_options
 from regard.training.families.recipes import TRAINABLE
 
@@ -102,7 +102,7 @@ def test_help(command, family):
     text = " ".join(ended.out.split())
     for flag in ("--devices", "--tokens", "--speed", "--measure", "--efficiency", "--json"):
         assert flag in text
-    planned = planned_settings(TRAINABLE[family])
+    planned = set(TRAINABLE[family].settings_class.planned)
     for option in settings_options(TRAINABLE[family].settings_class):
         flag = "--" + option.name.replace("_", "-")
         assert (f"{flag} " in text or f"{flag} / " in text) == (option.name in planned | {"settings"})
@@ -110,8 +110,9 @@ def test_help(command, family):
 
 @pytest.mark.parametrize("family", TRAINABLE)
 def test_what_matters_is_a_setting(family):
-    names = {option.name for option in settings_options(TRAINABLE[family].settings_class)}
-    assert names > planned_settings(TRAINABLE[family])
+    settings_class = TRAINABLE[family].settings_class
+    names = {option.name for option in settings_options(settings_class)}
+    assert names > set(settings_class.planned)
 
 
 def test_bad_use(refusal, flags, tmp_path):
