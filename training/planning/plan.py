@@ -130,7 +130,7 @@ class Plan:
 
 
 def plan(
-    family: Recipe,
+    recipe: Recipe,
     settings: dict[str, Any] | None = None,
     *,
     devices: int = 1,
@@ -142,7 +142,7 @@ def plan(
     """Estimates what a training run takes, for devices of the kind that it would run on here.
 
     Args:
-        family: recipe of the model's family.
+        recipe: recipe of the model's family.
         settings: fields of the family's settings by name.
         devices: number of devices that share each batch.
         tokens: number of tokens to train on, as training counts them; if None those of the settings' `steps`, or a
@@ -155,7 +155,7 @@ def plan(
         ValueError: if settings or arguments are out of range, or the model is too large to be tried out here.
     """
     _check(devices, tokens, speed, measure, efficiency)
-    chosen: Any = make_settings(family.settings_class, settings or {})
+    chosen: Any = make_settings(recipe.settings_class, settings or {})
     examples, rest = divmod(chosen.batch_size, devices * chosen.accumulation)
     if rest:
         raise ValueError(
@@ -166,13 +166,13 @@ def plan(
     if chosen.tokenizer is None:
         chosen = _with_vocabulary(chosen)
     else:
-        processor = family.make_processor(chosen, Dataset.from_dict({}))
+        processor = recipe.make_processor(chosen, Dataset.from_dict({}))
     with torch.device("meta"):
-        model = family.make_model(chosen, processor)
-    tokens_per_step = family.synthetic_batch(chosen, model.config, 1)[1] * chosen.batch_size
+        model = recipe.make_model(chosen, processor)
+    tokens_per_step = recipe.synthetic_batch(chosen, model.config, 1)[1] * chosen.batch_size
     _require_room(model)
 
-    trial = TrialStep(family, chosen, processor)
+    trial = TrialStep(recipe, chosen, processor)
     small, large = _run_trial(trial, examples, again=chosen.accumulation > 1)
     flops_per_token = large.flops / large.tokens
     if measure:
@@ -180,7 +180,7 @@ def plan(
     if tokens is None:
         tokens = chosen.steps * tokens_per_step if chosen.steps else TOKENS
     return Plan(
-        family=family.name,
+        family=recipe.name,
         architecture=type(model).__name__,
         device=trial.device.type,
         devices=devices,

@@ -50,7 +50,7 @@ class TrialStep:
     """Runs steps of a model's training on the device that it would be trained on here.
 
     Args:
-        family: recipe of the model's family.
+        recipe: recipe of the model's family.
         settings: settings of the run.
         processor: tokenizer or processor of the model; None if it does not exist yet.
 
@@ -58,15 +58,15 @@ class TrialStep:
         ValueError: if sizes do not fit together, or the device does not support the precision.
     """
 
-    def __init__(self, family: Recipe, settings: TrainingSettings, processor: Any = None) -> None:
-        self.family, self.settings = family, settings
+    def __init__(self, recipe: Recipe, settings: TrainingSettings, processor: Any = None) -> None:
+        self.recipe, self.settings = recipe, settings
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         self.device = accelerator or torch.device("cpu")
         if settings.precision == "fp16" and self.device.type == "cpu":
             raise ValueError("`precision` ('fp16') needs an accelerator, which this machine lacks: take 'bf16'")
         # The weights are random too, and must not advance the caller's generator.
         with torch.random.fork_rng(devices=[]):
-            model: Any = family.make_model(settings, processor)
+            model: Any = recipe.make_model(settings, processor)
             self.model: PreTrainedModel = model.to(self.device).train()
         self._forward: Any = self.model
         if settings.precision != "no":
@@ -75,7 +75,7 @@ class TrialStep:
             self._forward = convert_outputs_to_fp32(torch.autocast(self.device.type, dtype)(self.model.__call__))
 
     def _batch(self, rows: int) -> tuple[dict[str, Any], int]:
-        batch, tokens = self.family.synthetic_batch(self.settings, self.model.config, rows)
+        batch, tokens = self.recipe.synthetic_batch(self.settings, self.model.config, rows)
         moved = {name: part.to(self.device) if isinstance(part, Tensor) else part for name, part in batch.items()}
         return moved, tokens
 
