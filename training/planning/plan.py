@@ -145,7 +145,7 @@ def plan(
         recipe: recipe of the model's family.
         settings: fields of the family's settings by name.
         devices: number of devices that share each batch.
-        tokens: number of tokens to train on, as training counts them; if None those of the settings' `steps`, or a
+        tokens: number of tokens to train on, as training counts them; None: those of the settings' `steps`, or else a
             billion.
         speed: tokens per second of one device.
         measure: whether to measure the speed on this machine, with some steps on synthetic data.
@@ -245,12 +245,12 @@ def _require_room(model: PreTrainedModel) -> None:
     if needed > room:
         raise ValueError(
             f"a model of {model.num_parameters():,} parameters can't be tried out here: it needs "
-            f"{needed / 2**30:.1f} GiB for weights and gradients, and there are {room / 2**30:.1f}"
+            f"{needed / 2**30:.1f} GiB for weights and gradients, and this machine has {room / 2**30:.1f}"
         )
 
 
 def count_parameters(model: nn.Module) -> Parameters:
-    """Counts a model's parameters by the part that their names say they belong to."""
+    """Counts the parameters of each part of a model; their names determine the part."""
     counts = dict.fromkeys(("embeddings", "backbone", "blocks", "heads"), 0)
     for name, parameter in model.named_parameters():
         counts[_part(name.split("."))] += parameter.numel()
