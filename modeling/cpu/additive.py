@@ -21,7 +21,7 @@ def _sigmoid_of_doubled_sums(query: Tensor, keys: Tensor) -> Tensor:
 class _AdditiveScores(torch.autograd.Function):
     """Computes v . tanh(query + key), with tanh(x) = 2 sigmoid(2 x) - 1.
 
-    On CPUs, PyTorch's tanh takes several times as long as its sigmoid. The backward pass recomputes the sigmoids, because
+    On CPUs, PyTorch's tanh takes several times as long as its sigmoid. The backward pass recomputes the sigmoids:
     those of all steps of a decoder would take more memory than everything else.
     """
 

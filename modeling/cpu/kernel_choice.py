@@ -9,7 +9,7 @@ from .torch_private import in_function_transform
 
 
 def can_use_cpu_kernels(*tensors: Tensor) -> bool:
-    """Whether all tensors are ordinary ones on a CPU, and no compiler, tracer or `torch.func` transform is active."""
+    """Returns whether all are ordinary CPU tensors, and no compiler, tracer or `torch.func` transform is active."""
     return (
         not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()

@@ -98,7 +98,7 @@ class Linear(nn.Linear):
 
 
 def is_unhooked(layer: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether a layer is a plain linear layer, without an adapter around it and without hooks."""
+    """Returns whether a layer is a plain linear layer, without an adapter around it and without hooks."""
     return type(layer) in (Linear, nn.Linear) and not has_hooks(layer)
 
 

@@ -27,7 +27,7 @@ Product = Callable[[Tensor], Tensor]
 
 
 def shares_products(module: nn.Module, *tensors: Tensor) -> bool:
-    """Whether a module, in its present mode and with these tensors, may use `shared_product`."""
+    """Returns whether a module, in its present mode and with these tensors, may use `shared_product`."""
     return (
         module.training
         and torch.is_grad_enabled()

@@ -21,7 +21,7 @@ def onednn_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def in_function_transform() -> bool:
-    """Whether a transform of `torch.func`, such as `vmap` or `grad`, is active."""
+    """Returns whether a transform of `torch.func`, such as `vmap` or `grad`, is active."""
     return torch._C._are_functorch_transforms_active()
 
 
@@ -31,11 +31,11 @@ def backward_pass_id() -> int:
 
 
 def has_forward_pre_hooks(module: nn.Module) -> bool:
-    """Whether a call of the module first runs a hook, which may change the weights."""
+    """Returns whether a call of the module first runs a hook, which may change the weights."""
     return bool(module._forward_pre_hooks)
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a call of the module or its backward pass runs a hook."""
+    """Returns whether a call of the module or its backward pass runs a hook."""
     hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
     return any(hooks)

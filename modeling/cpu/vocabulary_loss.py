@@ -102,7 +102,7 @@ def vocabulary_loss(
 def pad_positions(layer: nn.Module, positions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Pads the positions to predict and their labels, both (P,), to a multiple of `POSITION_MULTIPLE`.
 
-    Pads only on a CPU, and only where `vocabulary_loss` computes the loss, so that no scores of the padding are returned.
+    Pads only on a CPU, and only where `vocabulary_loss` computes the loss, so that no scores of padding are returned.
     The added positions are those of the first token of the batch, with labels that do not count.
     """
     if not (_needs_no_scores(layer) and can_use_cpu_kernels(labels)):

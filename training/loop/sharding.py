@@ -19,7 +19,7 @@ from ..run.settings import TrainingSettings
 
 
 def is_sharded(accelerator: Accelerator) -> bool:
-    """Whether the weights are distributed over the processes."""
+    """Returns whether the weights are distributed over the processes."""
     return accelerator.distributed_type == DistributedType.FSDP
 
 

@@ -1,4 +1,4 @@
-"""Planning a training run: the memory, operations and time that it takes, before it is started.
+"""Estimates of a training run's memory, operations and time, made before it starts.
 
 Parameters are counted; operations and memory are measured in a small trial step and extrapolated.
 """
@@ -22,13 +22,13 @@ from .trial_step import TrialResult, TrialStep
 
 TOKENS = 10**9
 
-# A trial step has as many examples as take no more operations than this, but at least two.
+# A trial step has as many examples as this number of operations allows, but at least two.
 _OPERATIONS = 2e11
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Numbers of parameters of a model. Those that two parts share are counted once, with the first of them.
+    """Numbers of parameters of a model. Parameters that two parts share count once, in the first part.
 
     Attributes:
         total: parameters of all parts.
@@ -52,12 +52,12 @@ class Memory:
     """Bytes in the memory of each device.
 
     Attributes:
-        weights: the model's weights, in float32, whatever the precision.
+        weights: the model's weights, which are in float32 with every precision.
         gradients: the gradients of the weights that are trained.
-        communication: with several devices, the buffers in which gradients are exchanged, or with sharding the weights
-            that are gathered at once and their gradients.
+        communication: the buffers in which several devices exchange gradients; with sharding, the weights that are
+            gathered at once and their gradients.
         optimizer: AdamW's two moments of each weight that is trained.
-        activations: what the forward pass keeps for the backward pass.
+        activations: the tensors that the forward pass keeps for the backward pass.
         peak: the largest total at one moment. It may be less than the sum, because activations are freed while
             gradients are made, or more, because of intermediate results.
     """
@@ -72,12 +72,12 @@ class Memory:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a training run takes.
+    """The estimated memory, operations and time of a training run.
 
     Attributes:
         family: name of the model's family.
         architecture: name of the model's class.
-        device: kind of the device that it was planned on, and for.
+        device: kind of the device that the run was planned on and for.
         devices: number of devices.
         sharding: "none" or "fsdp".
         precision: precision of the computation.
@@ -95,7 +95,7 @@ class Plan:
         flops: floating point operations for these tokens.
         speed: tokens per second of one device; None if neither given nor measured.
         measured: whether the speed was measured on this machine.
-        efficiency: share of that speed that each of several devices keeps.
+        efficiency: share of its speed that each of several devices keeps.
         seconds: time for these tokens; None without a speed.
         notes: the assumptions that were made.
     """
@@ -139,7 +139,7 @@ def plan(
     measure: bool = False,
     efficiency: float = 1.0,
 ) -> Plan:
-    """Estimates what a training run takes, for devices of the kind that it would run on here.
+    """Estimates the memory, operations and time of a training run on devices of the kind that this machine has.
 
     Args:
         recipe: recipe of the model's family.

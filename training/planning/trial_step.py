@@ -20,7 +20,7 @@ from ..run.settings import TrainingSettings
 from .flops import FlopCount
 from .memory_tracker import MemoryTracker
 
-# Seconds and steps that a measurement of the speed lasts at least, after a first step that is not counted.
+# The least duration of a measurement of the speed, in seconds and in steps after a first one that is not counted.
 SECONDS, STEPS = 5.0, 3
 
 
@@ -71,7 +71,7 @@ class TrialStep:
         self._forward: Any = self.model
         if settings.precision != "no":
             dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[settings.precision]
-            # As Accelerate does: the weights stay in float32.
+            # Mixed precision as in Accelerate: the weights stay in float32.
             self._forward = convert_outputs_to_fp32(torch.autocast(self.device.type, dtype)(self.model.__call__))
 
     def _batch(self, rows: int) -> tuple[dict[str, Any], int]:
@@ -111,8 +111,8 @@ class TrialStep:
                 memory.peaks.clear()
                 gradients.clear()
                 count.flops = 0
-                # Packing pads to a multiple of tokens. For few examples that is much, for many next to nothing, so the
-                # padding of few does not extrapolate.
+                # Packing pads the tokens to a multiple, which adds much to few examples and little to many: costs with
+                # padding can't be extrapolated.
                 with count, memory, hooks, without_row_padding():
                     loss = self._forward(**batch).loss
                     saved = memory.saved

@@ -81,7 +81,7 @@ def _checksums(checkpoint: Path) -> dict[str, str]:
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """Whether all files of a checkpoint are as they were saved. Logs the names of damaged ones."""
+    """Returns whether all files of a checkpoint are as they were saved. Logs the names of damaged ones."""
     try:
         expected = read_json(checkpoint, _CHECKSUM_FILE, str(checkpoint))
     except (OSError, ValueError):
@@ -163,7 +163,7 @@ def _delete(checkpoint: Path) -> None:
 
 
 def _all_did(accelerator: Accelerator, failure: Exception | None) -> bool:
-    """Whether no process has failed. Waits until all processes have called it."""
+    """Returns whether no process has failed; waits until every process has called this function."""
     if accelerator.num_processes == 1:
         return failure is None
     failed = torch.tensor([int(failure is not None)], device=accelerator.device)
