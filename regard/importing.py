@@ -13,6 +13,7 @@ from types import ModuleType
 
 # Old names of modules that have moved since the documentation named them, and their new names.
 MOVED = {
+    "regard.cli": "regard.commands.app",
     "regard.inspection.calculation": "regard.inspection.steps.worked_example",
     "regard.inspection.dependence": "regard.inspection.steps.dependence",
     "regard.inspection.heads": "regard.inspection.steps.head_distances",
