@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, spec_from_loader
 from types import ModuleType
 
-# Old names of modules that have moved since the documentation named them, and their new names.
+# Modules that have moved: the old names, used by earlier documentation and installations, and the new ones.
 MOVED = {
     "regard.cli": "regard.commands.app",
     "regard.inspection.calculation": "regard.inspection.steps.worked_example",

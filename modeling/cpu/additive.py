@@ -1,4 +1,4 @@
-"""The scores of additive alignment: computed with sigmoids instead of tanh, and recomputed in the backward pass.
+"""The scores of additive alignment, computed with sigmoids that the backward pass recomputes instead of keeping.
 
 Dimension letters: B batch, Q queries, K keys, A width of the alignment.
 """

@@ -22,8 +22,8 @@ def can_use_cpu_kernels(*tensors: Tensor) -> bool:
 def readable_values(tensor: Tensor | None) -> Tensor | None:
     """Returns the tensor if a check can read its values at no cost, otherwise None.
 
-    That is not so if the tensor is empty, if it is on an accelerator, for which the host would have to wait, or in a
-    compilation, whose graph would break.
+    Reading has a cost on an accelerator, for which the host would have to wait, and during compilation, where it would
+    break the graph. An empty tensor has no values to read.
     """
     if tensor is None or tensor.device.type != "cpu" or tensor.numel() == 0 or torch.compiler.is_compiling():
         return None
