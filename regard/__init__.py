@@ -2,7 +2,7 @@
 
 Once this package and transformers are imported, in either order, transformers' Auto classes know every model family:
 `AutoModelForMaskedLM.from_pretrained(folder)` and the like find them. Importing this package alone imports neither
-transformers nor torch; a public name is imported when it is first used.
+transformers nor torch; each public name is imported on first use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .families.registry import FAMILIES
 from .importing import MovedModules, when_imported
 
 if TYPE_CHECKING:
-    # All public names but those of `commands`, which stands above this module.
+    # All public names except those of `commands`, which imports this module.
     from .configuration.bert import RegardBertConfig
     from .configuration.captioner import RegardCaptionerConfig
     from .configuration.decoder import RegardDecoderConfig
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from .tokenization.processor import RegardCaptionerProcessor, make_captioner_processor
     from .training.families.evaluate import evaluate_model
 
-# The functions of the package, and the module of each; those of a family are in its record.
+# The module of each public function. The public names of a family are in its record.
 _FUNCTIONS = {
     "attention_map": ".inspection.maps.attention_map",
     "encode_texts": ".encoding",
@@ -138,7 +138,7 @@ def _modules() -> dict[str, str]:
 
 def __getattr__(name: str) -> Any:
     if name in ("configuration", "modeling", "tokenization"):
-        # `import regard` is enough to write `regard.modeling.attention`.
+        # So that `regard.modeling.attention` works after `import regard` alone.
         return importlib.import_module(f".{name}", "regard")
     module = _modules().get(name)
     if module is None:

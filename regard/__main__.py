@@ -1,4 +1,4 @@
-"""`python -m regard`, and `accelerate launch -m regard`: the command line."""
+"""Entry point of `python -m regard` and `accelerate launch -m regard`: runs the command line."""
 
 from .commands.app import main
 

@@ -1,4 +1,4 @@
-"""Vectors of texts from a BERT, without computing on padding."""
+"""Encoding of texts as vectors by a BERT, without computation on padding."""
 
 from __future__ import annotations
 
@@ -27,19 +27,21 @@ def encode_texts(
     max_length: int | None = None,
     batch_tokens: int = 4096,
 ) -> Tensor:
-    """Encodes texts in evaluation mode, the shortest first, so that texts of similar length are encoded together.
+    """Encodes texts as vectors, in evaluation mode.
+
+    Texts of similar length are encoded together, the shortest first.
 
     Args:
-        model: a BERT with any head; its modules are in their modes again afterwards.
+        model: a BERT with any head; afterwards, its modules are in the same modes as before.
         tokenizer: the model's tokenizer.
         texts: the texts to encode.
-        pooling: "mean" of a text's hidden states, those of special tokens included; "first", the hidden state of the
-            classification token; or "pooler", the pooler's output for it.
-        max_length: number of tokens that longer texts are cut to; None: as many as the model has positions.
-        batch_tokens: largest number of tokens to encode at once, but for a single text that has more.
+        pooling: how a text's hidden states become one vector: "mean", their mean, special tokens included; "first",
+            the hidden state of the classification token; or "pooler", the output of the pooler.
+        max_length: number of tokens that longer texts are cut to; None: the number of positions of the model.
+        batch_tokens: largest number of tokens to encode at once; a longer text is encoded by itself.
 
     Returns:
-        One vector for each text, in their order: (texts, width of the model), on the model's device.
+        One vector for each text, in the order of the texts, (texts, width of the model), on the model's device.
 
     Raises:
         ValueError: if the model is of another family or lacks the pooler, `pooling`, `max_length` or `batch_tokens` is
@@ -81,7 +83,7 @@ def _encoder(model: Any, pooling: str) -> RegardBertModel:
 
 
 def _batches(rows: list[list[int]], order: list[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Splits the places of rows, in their order, into batches of at most `batch_tokens` tokens or of one row."""
+    """Splits row indices, in the given order, into batches of at most `batch_tokens` tokens or of a single row."""
     batch: list[int] = []
     tokens = 0
     for place in order:
@@ -99,7 +101,7 @@ def _encode_batch(encoder: RegardBertModel, rows: list[list[int]], pooling: str)
     ends = bounds.cu_seq_lens_q.to(encoder.device)
     bounds = SequenceBounds(ends, ends, *bounds[2:])
     input_ids = torch.tensor([token for row in rows for token in row], device=encoder.device).unsqueeze(0)
-    # Without segments, the model would warn of a text that holds two separators.
+    # Without segment ids, the model would warn about a text that contains two separators.
     outputs = encoder(input_ids, token_type_ids=torch.zeros_like(input_ids), return_dict=True, **bounds._asdict())
     if pooling == "pooler":
         return outputs.pooler_output

@@ -1,4 +1,4 @@
-"""Two hooks into imports: what runs once another package is imported, and old names of modules."""
+"""Two import hooks: a callback after the import of another package, and old names of modules that have moved."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, spec_from_loader
 from types import ModuleType
 
-# Modules that the documentation named before they moved, and where they are now.
+# Modules that have moved: the old names, used by earlier documentation and installations, and the new ones.
 MOVED = {
     "regard.cli": "regard.commands.app",
     "regard.inspection.calculation": "regard.inspection.steps.worked_example",
@@ -26,7 +26,7 @@ MOVED = {
 
 
 def when_imported(name: str, callback: Callable[[], None]) -> None:
-    """Calls a function as soon as a top-level package has been imported: now, if it has been already."""
+    """Calls a function as soon as a top-level package has been imported, or now if it already has been."""
     if name in sys.modules:
         callback()
     else:
@@ -68,11 +68,11 @@ class MovedModules(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Returns how to import a name of `MOVED`, and None for all others."""
+        """Returns the spec of a module in `MOVED`; None for all others."""
         return spec_from_loader(fullname, self) if fullname in MOVED else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Puts the module that has moved in the place of the one that was to be made."""
+        """Imports the module under its new name, and enters it in `sys.modules` under the old name."""
         new = MOVED[module.__name__]
         warnings.warn(f"{module.__name__} is now {new}", DeprecationWarning, stacklevel=2)
         sys.modules[module.__name__] = import_module(new)

@@ -1,4 +1,4 @@
-"""Loading a trained model for a purpose, with what prepares its inputs, and checks of the files to draw to."""
+"""Loading of a trained model with its tokenizer or processor, and checks of the names of output files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GENERATING = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForIma
 
 
 def load_network(model: str | Path, choose: Callable[[PreTrainedConfig], Any]) -> tuple[Any, Any]:
-    """Loads a model for evaluation, and its tokenizer, its image processor, or both in one.
+    """Loads a model in evaluation mode, and its tokenizer, its image processor, or a processor that holds both.
 
     Args:
         model: folder of a run or of a model, or a Hub id.
@@ -50,7 +50,7 @@ def load_network(model: str | Path, choose: Callable[[PreTrainedConfig], Any]) -
             return network, load_part(AutoImageProcessor if sees else AutoTokenizer, path, label)
         processor = load_part(AutoProcessor, path, label)
         if not hasattr(processor, "image_processor"):
-            # A stock captioner's two parts are often saved apart. This class takes any.
+            # A stock captioner's tokenizer and image processor are often saved apart; this class joins any two.
             processor = TrOCRProcessor(
                 load_part(AutoImageProcessor, path, label), load_part(AutoTokenizer, path, label)
             )
@@ -58,21 +58,21 @@ def load_network(model: str | Path, choose: Callable[[PreTrainedConfig], Any]) -
 
 
 def for_attention(config: PreTrainedConfig) -> Any:
-    """Chooses the class, of ours or stock, whose outputs hold the attention weights."""
+    """Chooses the Auto class whose models return attention weights."""
     if not config.is_encoder_decoder:
         return transformers.AutoModel
-    # A target that is not given must be generated.
+    # Without a given target, the model has to generate one.
     captions = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     return transformers.AutoModelForImageTextToText if captions else transformers.AutoModelForSeq2SeqLM
 
 
 def for_filling(config: PreTrainedConfig) -> Any:
-    """Chooses the class, of ours or stock, that predicts masked tokens."""
+    """Chooses the Auto class whose models predict masked tokens."""
     return transformers.AutoModelForMaskedLM
 
 
 def for_prediction(config: PreTrainedConfig) -> Any:
-    """Chooses the class, of ours or stock, with the output layer that the model was trained with."""
+    """Chooses the Auto class of models with the output layer that the model was trained with."""
     return getattr(transformers, predicting_class(config))
 
 
@@ -98,10 +98,10 @@ def _generating_class(model_type: str) -> str | None:
 
 
 def for_generation(config: PreTrainedConfig) -> Any:
-    """Chooses the class that generates.
+    """Chooses the Auto class whose models generate.
 
     Raises:
-        ValueError: if it is of no family of ours that generates.
+        ValueError: if the model belongs to no family of regard that generates.
     """
     name = _generating_class(config.model_type)
     if name is None:
@@ -112,10 +112,10 @@ def for_generation(config: PreTrainedConfig) -> Any:
 
 
 def for_steps(config: PreTrainedConfig) -> Any:
-    """Chooses the class that computes one step after the other: our own, for a stock BERT too.
+    """Chooses the class for inspecting the steps of the computation: regard's own class, also for a stock BERT.
 
     Raises:
-        ValueError: if it is of no family of ours, and no BERT.
+        ValueError: if the model belongs to no family of regard and is not a BERT.
     """
     if config.model_type in ("bert", "regard_bert"):
         return RegardBertModel
@@ -126,10 +126,10 @@ def for_steps(config: PreTrainedConfig) -> Any:
 
 
 def require_file_name(output: str | Path) -> None:
-    """Checks before any work is done that a file can be written.
+    """Checks that a file can be written under a name, before the work for it begins.
 
     Raises:
-        ValueError: if it is the name of a folder, or in a folder that does not exist.
+        ValueError: if a folder has that name, or the file's folder does not exist.
     """
     if os.path.isdir(output):
         raise ValueError(f"`output` ({output}) must be a file: there is a folder of that name")
@@ -139,10 +139,10 @@ def require_file_name(output: str | Path) -> None:
 
 
 def require_ending(output: str | Path, endings: tuple[str, ...] = PICTURES) -> None:
-    """Checks before any work is done that a picture can be written.
+    """Checks that a picture can be written under a name, before the work for it begins.
 
     Raises:
-        ValueError: if its name has none of the endings, or can't be written (`require_file_name`).
+        ValueError: if the name has none of the endings, a folder has that name, or the file's folder does not exist.
     """
     if Path(output).suffix not in endings:
         raise ValueError(f"`output` ({output}) must end with {', '.join(endings[:-1])} or {endings[-1]}")

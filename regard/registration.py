@@ -10,15 +10,19 @@ def register_families() -> None:
     """Registers every family.
 
     Raises:
-        ValueError: if transformers has a model type of that name.
+        ValueError: if transformers already has a model type of the same name.
     """
     for family in FAMILIES.values():
         register_family(family)
 
 
 def register_family(family: Family) -> None:
-    """Registers the configuration, models, tokenizer and processor of a family; see `register_families`."""
-    # Its import may be what calls this function, so that it can't stand above.
+    """Registers the configuration, models, tokenizer and processor of a family.
+
+    Raises:
+        ValueError: if transformers already has a model type of the same name.
+    """
+    # Imported here, because the import of transformers may be what calls this function.
     import transformers
 
     config_class = resolve(family.config)

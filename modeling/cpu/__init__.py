@@ -1,7 +1,7 @@
-"""The layers and functions that have kernels of their own for CPUs, and choose among kernels by themselves.
+"""Layers and functions with additional kernels for CPUs.
 
-Models import from here. They ask no question about devices, hooks or compilation: each function decides by itself, and
-falls back on PyTorch's own operators.
+Models import from here, and need not check for devices, hooks or compilation: each function chooses its kernel itself,
+and falls back on PyTorch's own operators.
 """
 
 from .additive import additive_scores

@@ -1,4 +1,4 @@
-"""The scores of additive alignment: a sigmoid instead of a tanh, and nothing kept for the backward pass.
+"""The scores of additive alignment, computed with sigmoids that the backward pass recomputes instead of keeping.
 
 Dimension letters: B batch, Q queries, K keys, A width of the alignment.
 """
@@ -19,10 +19,10 @@ def _sigmoid_of_doubled_sums(query: Tensor, keys: Tensor) -> Tensor:
 
 
 class _AdditiveScores(torch.autograd.Function):
-    """v . tanh(query + key), with tanh(x) as 2 sigmoid(2 x) - 1.
+    """Computes v . tanh(query + key), with tanh(x) = 2 sigmoid(2 x) - 1.
 
-    On CPUs PyTorch takes several times as long for a tanh as for a sigmoid. The sigmoids are computed twice instead of
-    kept for the backward pass, where those of all steps of a decoder would take more memory than all else.
+    On CPUs, PyTorch's tanh takes several times as long as its sigmoid. The backward pass recomputes the sigmoids:
+    those of all steps of a decoder would take more memory than everything else.
     """
 
     @staticmethod
@@ -51,7 +51,7 @@ def additive_scores(query: Tensor, keys: Tensor, score: nn.Module) -> Tensor:
     Args:
         query: projected queries, (B, Q, A).
         keys: projected keys, (B, K, A).
-        score: linear layer from A to 1 without a bias.
+        score: linear layer without a bias, from A to 1.
 
     Returns:
         Scores, (B, Q, K).

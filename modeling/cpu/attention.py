@@ -1,4 +1,4 @@
-"""Which of PyTorch's attention kernels serves a device best, and attention within the sequences of a packed batch.
+"""The choice of an attention kernel for a device, and attention within the sequences of a packed batch.
 
 A packed batch is one row, (1, T), that holds B sequences one after another.
 
@@ -18,21 +18,27 @@ from transformers.utils.generic import is_flash_attention_requested
 
 
 def attention_kernel(name: str, query: Tensor, dropout: float) -> str:
-    """The attention implementation to use where `name` is the one that the configuration names."""
+    """Returns the attention implementation to use, which may differ from the one that the configuration names.
+
+    Args:
+        name: the implementation that the configuration names.
+        query: the queries.
+        dropout: dropout of the attention weights.
+    """
     if name == "sdpa" and dropout and query.device.type == "cpu":
-        # PyTorch has no fused kernel with dropout there: it takes the steps of the eager one, less quickly.
+        # On CPUs, PyTorch has no fused kernel with dropout; its substitute is slower than the eager implementation.
         return "eager"
     return name
 
 
 class SequenceBounds(NamedTuple):
-    """Where the sequences of a packed batch begin and end, under the names that attention functions know.
+    """The bounds of the sequences in a packed batch, under the argument names of transformers' attention functions.
 
     Attributes:
-        cu_seq_lens_q: cumulative lengths of the sequences in queries, (B + 1), int32, from 0 to the number of queries.
-        cu_seq_lens_k: the same in keys.
-        max_length_q: the largest number of queries in a sequence, or more.
-        max_length_k: the same in keys.
+        cu_seq_lens_q: cumulative lengths of the sequences in queries, (B + 1,), int32, starting at 0.
+        cu_seq_lens_k: cumulative lengths of the sequences in keys, (B + 1,), int32, starting at 0.
+        max_length_q: an upper bound of the number of queries in a sequence.
+        max_length_k: an upper bound of the number of keys in a sequence.
     """
 
     cu_seq_lens_q: Tensor
@@ -46,13 +52,13 @@ def attend_packed(
 ) -> tuple[Tensor, None]:
     """Attends within each sequence of a packed batch.
 
-    FlashAttention has kernels for this. For other implementations, neighboring sequences of the same length are passed
-    to the attention function together. With CUDA, where reading the bounds would wait for the device, "sdpa" uses
-    PyTorch's own kernels for sequences of different lengths if they support the tensors.
+    FlashAttention has kernels for this. For other implementations, consecutive sequences of the same length are passed
+    to the attention function together. On CUDA, where reading the bounds would make the host wait for the device,
+    "sdpa" uses PyTorch's own kernels for sequences of different lengths if they support the tensors.
 
     Args:
-        attention: attention function, in the signature of transformers' attention functions.
-        module: attention layer, whose configuration names that function.
+        attention: attention function with the signature of transformers' attention functions.
+        module: attention layer, whose configuration names the attention function.
         query: (1, H, queries of all sequences, D).
         key: (1, H, T, D).
         value: (1, H, T, D).
@@ -72,7 +78,7 @@ def attend_packed(
 
 
 def _has_jagged_kernel(query: Tensor) -> bool:
-    # Other devices have none; without one PyTorch refuses projections that are parts of one tensor.
+    # PyTorch has jagged kernels for CUDA only. Without one, it refuses projections that are views of one tensor.
     return query.device.type == "cuda" and query.dtype != torch.float64 and query.shape[-1] % 8 == 0
 
 
@@ -103,7 +109,7 @@ def _attend_jagged(
 ) -> Tensor:
     def jagged(part: Tensor, ends: Tensor, longest: int) -> Tensor:
         rows = part.squeeze(0).transpose(0, 1)  # (T, H, D)
-        # Without a minimum length PyTorch assumes empty sequences, which its fused kernels do not take.
+        # Without a minimum length, PyTorch assumes that sequences may be empty, which its fused kernels don't support.
         nested = torch.nested.nested_tensor_from_jagged(rows, ends.long(), min_seqlen=1, max_seqlen=longest)
         return nested.transpose(1, 2)  # (B, H, lengths, D)
 

@@ -1,8 +1,8 @@
-"""Dropout: PyTorch's, but on CPUs with a quarter of the random numbers and an eighth of the memory.
+"""Dropout like PyTorch's, but on CPUs with a quarter of the random numbers and an eighth of the memory.
 
 For dropout (Srivastava et al., 2014, https://jmlr.org/papers/v15/srivastava14a.html) PyTorch draws a random number for
-each element and keeps it for the backward pass. Here one draw of the same generator decides four elements, each by 16
-bits, and a byte is kept for each.
+each element and keeps it for the backward pass. Here, one draw from the same generator decides four elements, by 16
+bits each, and one byte is kept for each element.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class _BytewiseDropout(torch.autograd.Function):
 
 
 def apply_dropout(input: Tensor, p: float, training: bool) -> Tensor:
-    """In training, sets elements to zero with the probability `p` and scales the others up to keep the expected sum.
+    """In training, sets elements to zero with probability `p` and scales the others up to keep the expected sum.
 
-    On a CPU `p` is rounded to a multiple of 2**-16.
+    On CPUs, `p` is rounded to a multiple of 2**-16.
     """
     kept_steps = round((1 - p) * _STEPS)
     if training and 0 < kept_steps < _STEPS and can_use_cpu_kernels(input):

@@ -9,7 +9,7 @@ from .torch_private import in_function_transform
 
 
 def can_use_cpu_kernels(*tensors: Tensor) -> bool:
-    """Whether these are ordinary tensors on a CPU, and nothing records or transforms the operations on them."""
+    """Returns whether all are ordinary CPU tensors, and no compiler, tracer or `torch.func` transform is active."""
     return (
         not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()
@@ -20,11 +20,10 @@ def can_use_cpu_kernels(*tensors: Tensor) -> bool:
 
 
 def readable_values(tensor: Tensor | None) -> Tensor | None:
-    """The tensor, if a check can read its values at no cost.
+    """Returns the tensor if a check can read its values at no cost, otherwise None.
 
-    Returns:
-        None if it has no values, or lies on an accelerator, which a check would wait for, or is being compiled, where
-        a check would break the graph.
+    Reading has a cost on an accelerator, for which the host would have to wait, and during compilation, where it would
+    break the graph. An empty tensor has no values to read.
     """
     if tensor is None or tensor.device.type != "cpu" or tensor.numel() == 0 or torch.compiler.is_compiling():
         return None

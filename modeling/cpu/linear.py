@@ -1,7 +1,7 @@
-"""Linear layers: PyTorch's, but on CPUs they train with the matrix products of oneDNN.
+"""Linear layers like PyTorch's, but on CPUs they train with the matrix products of oneDNN.
 
-PyTorch multiplies float32 matrices on CPUs with the BLAS that it was built with, which may not use the widest vector
-instructions of every maker's processors; oneDNN, which PyTorch carries too, does.
+On CPUs, PyTorch multiplies float32 matrices with the BLAS that it was built with, which may not use the widest vector
+instructions of the processors of every vendor. oneDNN, which is also part of PyTorch, does.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from .kernel_choice import can_use_cpu_kernels
 from .torch_private import has_hooks, onednn_linear
 
-# With fewer multiplications than this the BLAS has finished before oneDNN has started.
+# With fewer multiplications than this, the BLAS is faster because of the overhead of oneDNN.
 _WORTHWHILE = 2**19
 _in_inference: ContextVar[bool] = ContextVar("_in_inference", default=False)
 
 
 @contextmanager
 def fast_inference() -> Iterator[None]:
-    """Within it, linear layers in evaluation use the kernel that they train with, where there is enough to multiply.
+    """A context in which linear layers in evaluation mode use the same kernel as in training, for large products.
 
-    Without it they compute exactly what `nn.Linear` does, to the bit.
+    Outside it, their results are bit-equal to those of `nn.Linear`.
     """
     token = _in_inference.set(True)
     try:
@@ -76,7 +76,7 @@ def _suits_onednn(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """The product of an input (..., K) and the transpose of a weight (N, K), plus the bias (N): (..., N).
 
-    It is computed by oneDNN for float32 on a CPU, and by PyTorch otherwise.
+    On a CPU, oneDNN computes it for float32; otherwise PyTorch's own operator does.
     """
     if _suits_onednn(input, weight, bias):
         return _OneDNNLinear.apply(input, weight, bias) if torch.is_grad_enabled() else _product(input, weight, bias)
@@ -84,7 +84,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """`nn.Linear`, which uses `linear` in training and within `fast_inference`."""
+    """`nn.Linear` that uses `linear` in training and within `fast_inference`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Maps (..., input size) to (..., output size)."""
@@ -98,7 +98,7 @@ class Linear(nn.Linear):
 
 
 def is_unhooked(layer: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether a layer is a linear layer and nothing more: no adapter around it, and no hook that a call would run."""
+    """Returns whether a layer is a plain linear layer, without an adapter around it and without hooks."""
     return type(layer) in (Linear, nn.Linear) and not has_hooks(layer)
 
 
@@ -128,9 +128,9 @@ class _ActivatedLinear(torch.autograd.Function):
 
 
 def activated_linear(activation: nn.Module, input: Tensor, layer: nn.Module) -> Tensor:
-    """Computes `layer(activation(input))`; in training the activation is computed twice instead of kept.
+    """Computes `layer(activation(input))`; in training, the backward pass recomputes the activation.
 
-    An activation with parameters (PReLU, say) is kept, since they need gradients too.
+    The result of an activation with parameters, such as PReLU, is kept, since its parameters need gradients too.
     """
     if (
         is_unhooked(layer)

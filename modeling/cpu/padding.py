@@ -1,7 +1,7 @@
-"""Padding rows of a product to a multiple, so that oneDNN can use a kernel again.
+"""Padding the number of rows of a product to a multiple, so that oneDNN can reuse its kernels.
 
-For each number of rows that it has not seen, oneDNN makes a kernel, which takes about as long as the product, and
-keeps it, with some megabytes. So on CPUs tokens and predicted positions come in multiples of the two numbers below.
+For each new number of rows, oneDNN compiles a kernel, which takes about as long as the product itself, and keeps it in
+some megabytes of memory. So on CPUs, tokens and predicted positions are padded to multiples of the two numbers below.
 
 Dimension letters: T tokens of a packed batch, E width of the model.
 """
@@ -23,7 +23,7 @@ _is_enabled: ContextVar[bool] = ContextVar("_is_enabled", default=True)
 
 @contextmanager
 def without_row_padding() -> Iterator[None]:
-    """Within it, packed batches keep their lengths, so that the cost of other lengths can be derived from theirs."""
+    """A context in which packed batches are not padded, so that costs can be extrapolated from their lengths."""
     token = _is_enabled.set(False)
     try:
         yield
@@ -32,12 +32,12 @@ def without_row_padding() -> Iterator[None]:
 
 
 def missing_rows(number: int, multiple: int) -> int:
-    """The number of rows to add to `number` for a multiple; 0 within `without_row_padding`."""
+    """The number of rows to add to `number` to reach a multiple; 0 within `without_row_padding`."""
     return -number % multiple if _is_enabled.get() else 0
 
 
 def pad_to_multiple(hidden_states: Tensor, bounds: SequenceBounds) -> tuple[Tensor, SequenceBounds]:
-    """On a CPU, adds a sequence of zeros to a packed batch (1, T, E) for a multiple of `TOKEN_MULTIPLE` tokens."""
+    """On a CPU, pads a packed batch (1, T, E) to a multiple of `TOKEN_MULTIPLE` tokens with a sequence of zeros."""
     tokens = hidden_states.shape[1]
     missing = missing_rows(tokens, TOKEN_MULTIPLE)
     if not missing or not can_use_cpu_kernels(hidden_states):

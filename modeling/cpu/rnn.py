@@ -1,11 +1,11 @@
-"""Recurrent layers and cells: PyTorch's, but on CPUs they train without padding and with fewer products.
+"""Recurrent layers and cells like PyTorch's, but on CPUs they train without padding and with fewer products.
 
 Cho et al. (2014), https://arxiv.org/abs/1406.1078; Hochreiter and Schmidhuber (1997),
 https://doi.org/10.1162/neco.1997.9.8.1735
 
 All steps of a recurrent network multiply by the same matrices. Autograd computes a matrix's gradient at every step and
-adds it to those of the other steps; here it is one product of the inputs and gradients of all steps. The products are
-those of `linear`.
+adds it to those of the other steps; here the gradient is one product of the inputs and gradients of all steps. The
+function `linear` computes the products.
 
 Dimension letters: B batch, L length, R rows of a product, K and N sides of a matrix, P tokens of all rows, E width of
 the input, H width of the state.
@@ -27,7 +27,7 @@ Product = Callable[[Tensor], Tensor]
 
 
 def shares_products(module: nn.Module, *tensors: Tensor) -> bool:
-    """Whether a module, in its present mode and with these tensors, may use `shared_product`."""
+    """Returns whether a module, in its present mode and with these tensors, may use `shared_product`."""
     return (
         module.training
         and torch.is_grad_enabled()
@@ -46,7 +46,7 @@ class _Factors:
     def add(self, input: Tensor, gradient: Tensor) -> None:
         number = backward_pass_id()
         if number != self._pass:
-            # Factors that are still here belong to a pass that ended before it reached the matrix.
+            # The remaining factors belong to an earlier pass that ended before it reached the matrix.
             self._pass, self._pairs = number, []
         self._pairs.append((input, gradient))
 
@@ -150,11 +150,11 @@ def share_step_products(step: nn.Module, cells: Iterable[nn.Module], memory: Ten
 
     Args:
         step: module that computes one step.
-        cells: the cells among its modules.
-        memory: the states that it attends to, (B, K, E).
+        cells: the recurrent cells among the modules of `step`.
+        memory: the states that the decoder attends to, (B, K, E).
 
     Returns:
-        None if each step has to compute its own products.
+        The products; None if each step has to compute its own.
     """
     if not shares_products(step, memory):
         return None
@@ -172,7 +172,7 @@ def cell_products(cell: Any) -> CellProducts | None:
 
 
 class GRUCell(nn.GRUCell):
-    """`nn.GRUCell`, which can share its products with other steps."""
+    """`nn.GRUCell` that can share its products with other steps."""
 
     def forward(self, input: Tensor, hx: Tensor, products: CellProducts | None = None) -> Tensor:  # type: ignore[override]
         """Computes the next state, as `nn.GRUCell` does; `products` are those of `share_step_products`."""
@@ -182,7 +182,7 @@ class GRUCell(nn.GRUCell):
 
 
 class LSTMCell(nn.LSTMCell):
-    """`nn.LSTMCell`, which can share its products with other steps."""
+    """`nn.LSTMCell` that can share its products with other steps."""
 
     def forward(  # type: ignore[override]
         self, input: Tensor, hx: tuple[Tensor, Tensor], products: CellProducts | None = None
@@ -197,10 +197,10 @@ class ReadingOrder(NamedTuple):
     """The order in which a recurrent layer reads the tokens of a batch (B, L).
 
     Attributes:
-        places: places of the tokens in the flattened batch, (P,): the first token of each row, then the second of
-            each, and so on.
-        step_sizes: the number of rows that are read at each step, the longest rows first; None if each step reads all
-            rows, and padding is read last.
+        places: indices of the tokens in the flattened batch, (P,): the first token of each row, then the second token
+            of each row, and so on.
+        step_sizes: number of rows that each step reads, with the longest rows first; None if each step reads all rows,
+            and padding is read last.
     """
 
     places: Tensor
@@ -208,15 +208,15 @@ class ReadingOrder(NamedTuple):
 
 
 def reading_orders(mask: Tensor, module: nn.Module, inputs: Tensor) -> tuple[ReadingOrder, ReadingOrder]:
-    """The orders from left to right and from right to left in which no token is read after padding.
+    """The orders from left to right and from right to left in which every token is read before any padding.
 
-    Where the layers can read rows of unequal lengths, padding is left out; else it is read last, so that no token's
-    state comes after it.
+    If the layers can read rows of unequal lengths, padding is skipped; otherwise it is read last, so that it does not
+    influence the state of any token.
 
     Args:
         mask: True for tokens, False for padding, (B, L).
-        module: contains the layers that read.
-        inputs: what the first of them reads.
+        module: module with the recurrent layers.
+        inputs: inputs of the first recurrent layer.
     """
     rows, length = mask.shape
     places = torch.arange(length, device=mask.device)
@@ -243,14 +243,14 @@ class _OrderedRNN(nn.RNNBase):
     _state_parts: ClassVar[int]
 
     def forward(self, input: Tensor, order: ReadingOrder) -> Tensor:
-        """Reads a batch from the state zero on.
+        """Reads a batch, starting with a state of zeros.
 
         Args:
             input: (B, L, E).
-            order: one of `reading_orders`.
+            order: one of the two orders of `reading_orders`.
 
         Returns:
-            The state after each token, (B, L, H), and zeros where nothing is read.
+            The state after each token, (B, L, H), with zeros where nothing is read.
         """
         rows, length = input.shape[:2]
         tokens = input.flatten(0, 1).index_select(0, order.places)
@@ -274,12 +274,12 @@ class _OrderedRNN(nn.RNNBase):
 
 
 class GRU(_OrderedRNN, nn.GRU):  # type: ignore[misc]
-    """`nn.GRU` of one layer and direction, which reads a padded batch in a given order."""
+    """`nn.GRU` with one layer and direction that reads a padded batch in a given order."""
 
     _step, _state_parts = staticmethod(_gru_step), 1
 
 
 class LSTM(_OrderedRNN, nn.LSTM):  # type: ignore[misc]
-    """`nn.LSTM` of one layer and direction, which reads a padded batch in a given order."""
+    """`nn.LSTM` with one layer and direction that reads a padded batch in a given order."""
 
     _step, _state_parts = staticmethod(_lstm_step), 2

@@ -1,6 +1,6 @@
-"""The private names of torch that the kernels use: each one is used here and nowhere else in the models.
+"""The private names of torch that the kernels use. No other module of the models uses them.
 
-When a release of torch renames or changes one of them, `tests/modeling/cpu/test_torch_private.py` fails and says which
+If a release of torch renames or changes one of them, `tests/modeling/cpu/test_torch_private.py` fails, and says which
 kernel needs it and what to do.
 """
 
@@ -21,21 +21,21 @@ def onednn_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def in_function_transform() -> bool:
-    """Whether a transform of `torch.func`, such as `vmap` or `grad`, is active."""
+    """Returns whether a transform of `torch.func`, such as `vmap` or `grad`, is active."""
     return torch._C._are_functorch_transforms_active()
 
 
 def backward_pass_id() -> int:
-    """The number of the backward pass that is running; each pass has another one."""
+    """The id of the backward pass that is running, different for each pass."""
     return torch._C._current_graph_task_id()
 
 
 def has_forward_pre_hooks(module: nn.Module) -> bool:
-    """Whether a call of the module runs a hook first, which may change its weights."""
+    """Returns whether a call of the module first runs a hook, which may change the weights."""
     return bool(module._forward_pre_hooks)
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a call of the module, or the backward pass through it, runs a hook."""
+    """Returns whether a call of the module or its backward pass runs a hook."""
     hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
     return any(hooks)

@@ -1,8 +1,8 @@
-"""The cross-entropy over a vocabulary straight from hidden states, for a part of the scores at a time.
+"""The cross-entropy over a vocabulary, computed from hidden states without holding all scores in memory.
 
 The scores of a batch, their logarithms and their gradients are by far the largest tensors of a language model's step.
-Here the gradients are computed in the forward pass, in the memory of the scores, and only for some positions at once;
-as in Liger Kernel (Hsu et al., 2024, https://arxiv.org/abs/2410.10989).
+Here the forward pass computes the gradients in the memory of the scores, for some positions at a time, as in Liger
+Kernel (Hsu et al., 2024, https://arxiv.org/abs/2410.10989).
 
 Dimension letters: P positions, E width of the model, V vocabulary.
 """
@@ -19,12 +19,12 @@ from .kernel_choice import can_use_cpu_kernels
 from .linear import is_unhooked, linear
 from .padding import POSITION_MULTIPLE, missing_rows
 
-# The largest number of scores that are in memory at once, and of rows of the weight's gradient that are added to.
+# The largest number of scores in memory at once, and of rows of the weight's gradient that are updated at once.
 _SCORES, _ROWS = 2**22, 2**12
 
 
 def _loss_and_gradient(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The summed cross-entropy of scores (P, V), and its gradient, in the memory of the scores."""
+    """The summed cross-entropy of scores (P, V), and its gradient, which overwrites the scores."""
     wanted = labels.clamp(min=0).unsqueeze(1)
     counted = (labels != -100).to(scores.dtype).unsqueeze(1)
     largest = scores.amax(1, keepdim=True)
@@ -68,8 +68,8 @@ def summed_loss(hidden_states: Tensor, weight: Tensor, bias: Tensor | None, labe
     Args:
         hidden_states: (P, E).
         weight: weight of the output layer, (V, E).
-        bias: bias of the output layer, (V), if it has one.
-        labels: (P,), -100 for a position that does not count.
+        bias: bias of the output layer, (V,), if it has one.
+        labels: labels of the positions, (P,); -100 for a position that does not count.
     """
     return _SummedLoss.apply(hidden_states, weight, bias, labels)
 
@@ -81,17 +81,17 @@ def _needs_no_scores(layer: nn.Module) -> TypeGuard[nn.Linear]:
 def vocabulary_loss(
     hidden_states: Tensor, layer: nn.Module, labels: Tensor, transform: Callable[[Tensor], Tensor] | None = None
 ) -> Tensor | None:
-    """The summed cross-entropy of an output layer's scores in training, without the scores in memory.
+    """The summed cross-entropy of an output layer's scores in training, without holding all scores in memory.
 
     Args:
         hidden_states: hidden states of the positions to predict, (P, E).
         layer: the output layer, from E to V.
-        labels: (P,), -100 for a position that does not count.
-        transform: computes what the layer reads from the hidden states.
+        labels: labels of the positions, (P,); -100 for a position that does not count.
+        transform: function that turns the hidden states into the inputs of the layer.
 
     Returns:
-        The sum, in float32. None if the scores have to be computed, since the layer is in evaluation, or is no plain
-        linear layer, or has hooks.
+        The sum, in float32. None if the scores have to be computed, because the layer is in evaluation mode, is not a
+        plain linear layer, or has hooks.
     """
     if not _needs_no_scores(layer):
         return None
@@ -102,8 +102,8 @@ def vocabulary_loss(
 def pad_positions(layer: nn.Module, positions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Pads the positions to predict and their labels, both (P,), to a multiple of `POSITION_MULTIPLE`.
 
-    Only on a CPU, and where `vocabulary_loss` makes the loss of them, so that no scores are returned for the padding.
-    The first token of the batch takes the missing positions, with labels that do not count.
+    Pads only on a CPU, and only where `vocabulary_loss` computes the loss, so that no scores of padding are returned.
+    The added positions are those of the first token of the batch, with labels that do not count.
     """
     if not (_needs_no_scores(layer) and can_use_cpu_kernels(labels)):
         return positions, labels

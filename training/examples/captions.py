@@ -1,4 +1,4 @@
-"""Captioned images as examples: tokenized captions, epochs of them and batches."""
+"""Examples of captioned images: tokenised captions, the examples of each epoch, and batches."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .tokenized import FlatColumn, plain_backend
 logger = logging.getLogger("regard.training")
 
 
-# Part of the cache key: raise it whenever the same captions would give other rows than before.
+# Part of the cache key: increase it with each change that makes other rows of the same captions.
 FORMAT_VERSION = 1
 
 
 class CaptionExample(TypedDict):
-    """An image and the ids of its caption, the end token last."""
+    """An image and the ids of its caption, which end with the end token."""
 
     image: Any
     labels: np.ndarray
@@ -35,10 +35,11 @@ class CaptionExamples:
     """Makes the examples of each epoch from captioned images.
 
     Args:
-        rows: with an `image` and a `text`.
-        processor: turns captions into ids.
-        max_length: of a caption in tokens, the end token included; longer ones are cut, and counted in a warning.
-        seed: of the run.
+        rows: data set with the columns `image` and `text`.
+        processor: processor whose tokenizer turns captions into ids.
+        max_length: length of the longest caption in tokens, the end token included. Longer captions are cut; a warning
+            gives their number.
+        seed: seed of the run.
     """
 
     def __init__(self, rows: Dataset, processor: RegardCaptionerProcessor, max_length: int, seed: int = 0) -> None:
@@ -48,10 +49,10 @@ class CaptionExamples:
         self.ids = FlatColumn(self.captions, "ids")
 
     def epoch(self, number: int) -> EpochDataset[CaptionExample]:
-        """The examples of an epoch, in its order.
+        """The examples of an epoch, in the order of that epoch.
 
         Raises:
-            ValueError: if a caption holds nothing but unknown words, from which nothing can be learned.
+            ValueError: if a caption has only unknown words, so that nothing can be learned from it.
         """
         if len(self.unknown):
             text = self.rows[int(self.unknown[0])]["text"]
@@ -96,10 +97,10 @@ def _tokenize_captions(rows: Dataset, tokenizer: Any, max_length: int) -> Datase
 
 @dataclass(frozen=True)
 class CaptionCollator:
-    """Brings images to one size and pads captions to the longest.
+    """Resizes images to one size and pads captions to the length of the longest.
 
     Args:
-        processor: makes `pixel_values` of images.
+        processor: processor that turns images into `pixel_values`.
     """
 
     processor: RegardCaptionerProcessor

@@ -1,7 +1,7 @@
-"""Masked language modeling: choosing the tokens to predict, and what the model sees instead of them.
+"""Masked language modeling: chooses the tokens to predict and hides them from the model.
 
-By default, 80% of the chosen tokens become the mask, 10% a random token, and 10% stay (Devlin et al., 2019,
-https://arxiv.org/abs/1810.04805).
+By default, 80% of the chosen tokens are replaced by the mask token, 10% by a random token, and 10% stay as they are
+(Devlin et al., 2019, https://arxiv.org/abs/1810.04805).
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Masking:
-    """Chooses and hides the tokens of a sequence that are to be predicted.
+    """Chooses the tokens of a sequence that the model has to predict, and hides them.
 
     Args:
         mask_id: id of the mask token.
         special: for each id of the vocabulary, whether it is a special token. Special tokens are never chosen, and
             never drawn as a random token.
-        rate: share of the tokens that are predicted, more than 0 and at most 1; a sequence has at least one, if it has
-            any token that is not special.
-        mask_share: share of the chosen tokens that become the mask.
-        random_share: share of the chosen tokens that become a random token.
+        rate: share of the tokens to predict, more than 0 and at most 1. At least one token of a sequence is chosen,
+            unless all are special.
+        mask_share: share of the chosen tokens that are replaced by the mask token.
+        random_share: share of the chosen tokens that are replaced by a random token.
         whole_words: whether words are chosen with all of their pieces. A word that would exceed the rate is skipped;
-            if all would, the shortest is chosen.
+            if every word would, the shortest is chosen.
 
     Raises:
-        ValueError: if the two shares are invalid, or the vocabulary has only special tokens.
+        ValueError: if a share is negative, their sum exceeds 1, or the vocabulary has only special tokens.
     """
 
     mask_id: int
@@ -51,19 +51,19 @@ class Masking:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> Masking:
-        """Makes a masking with the mask and the special tokens of a tokenizer.
+        """Makes a masking with the mask token and the special tokens of a tokenizer.
 
         Args:
             tokenizer: the tokenizer of the corpus.
             **settings: the other arguments of the class.
 
         Raises:
-            ValueError: if the tokenizer has no mask token, and as the class does.
+            ValueError: if the tokenizer has no mask token, or an argument is invalid.
         """
         if tokenizer.mask_token_id is None:
             raise ValueError("the tokenizer has no mask token: set `tokenizer.mask_token`, or train one with regard")
         vocabulary = list(tokenizer.get_vocab().values())
-        # Added tokens may leave gaps between the ids. An id in a gap must not be drawn either.
+        # Added tokens may leave gaps between the ids. Ids in a gap count as special, so that none of them is drawn.
         special = np.ones(max(vocabulary) + 1, dtype=np.bool_)
         special[vocabulary] = False
         special[tokenizer.all_special_ids] = True
@@ -75,12 +75,13 @@ class Masking:
         """Masks one sequence.
 
         Args:
-            ids: ids of its tokens, special ones included, (T,).
-            starts_word: for each token, whether it begins a word, (T,); only used for whole words.
-            rng: draws the tokens.
+            ids: ids of the tokens, special tokens included, (T,).
+            starts_word: for each token, whether it begins a word, (T,); only used with `whole_words`.
+            rng: random generator that chooses the tokens and their replacements.
 
         Returns:
-            The ids that the model sees, and the labels: the ids of the chosen tokens, `IGNORED` elsewhere; each (T,).
+            The ids that the model sees, (T,), and the labels, (T,): the ids of the chosen tokens, and `IGNORED`
+            elsewhere.
         """
         ordinary = np.flatnonzero(~self.special[ids])
         # Rounded up or down at random, so that the rate holds on average for short sequences too.
@@ -101,7 +102,7 @@ class Masking:
     def _choose_words(
         self, ordinary: np.ndarray, starts_word: np.ndarray, number: int, rng: np.random.Generator
     ) -> np.ndarray:
-        # A special token ends a word: a token after it is never a piece of the word before it.
+        # A special token ends a word: the token after it begins another.
         begins = starts_word[ordinary] | (np.diff(ordinary, prepend=-2) > 1)
         words = np.split(ordinary, np.flatnonzero(begins)[1:])
         chosen: list[np.ndarray] = []

@@ -1,9 +1,9 @@
-"""BERT's training examples: which spans of a corpus make up each of them.
+"""Plans of BERT's training examples: the spans of the corpus that each example consists of.
 
-Devlin et al. (2019), https://arxiv.org/abs/1810.04805, appendix A.2. An epoch's examples are planned from the lengths
-of the sentences alone, and are a function of the seed and the epoch.
+Devlin et al. (2019), https://arxiv.org/abs/1810.04805, appendix A.2. The examples of an epoch depend only on the
+lengths of the sentences, the seed and the number of the epoch.
 
-Lengths and places are counted in tokens, places from the start of the whole corpus.
+Lengths and positions are in tokens; positions are counted from the start of the whole corpus.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ import numpy as np
 from ..reading.cache import mapped
 from .tokenized import FlatColumn
 
-# As many sentences or examples are in memory while a corpus is planned, which may have more than fit.
+# Number of sentences or examples to hold in memory at once: all those of a large corpus would not fit.
 _AT_ONCE = 2**18
 
-# Start and stop of the first span, start and stop of the second, whether that is random.
+# Start and stop of the first span, start and stop of the second, and whether the second is random.
 _Row = tuple[int, int, int, int, bool]
 
 
 class SentenceIndex:
-    """Where the sentences and documents of a corpus begin. What grows with the sentences is memory-mapped.
+    """The positions at which the sentences and documents of a corpus begin. Those of sentences are memory-mapped.
 
     Args:
-        sentence_lengths: of all sentences, in order; an array, or a column of a data set.
-        sentences_per_document: how many of them each document has.
-        longest: longer sentences are cut into pieces of this length, which then count as sentences, so that a text
-            without full stops is used in full.
+        sentence_lengths: lengths of all sentences, in order; an array, or a column of a data set.
+        sentences_per_document: number of sentences in each document.
+        longest: length of the longest sentence. Longer sentences are cut into pieces of this length, which then count
+            as sentences, so that a text without full stops is used in full.
     """
 
     def __init__(
         self, sentence_lengths: np.ndarray | FlatColumn, sentences_per_document: np.ndarray, longest: int
     ) -> None:
-        # Of each document the number of its first sentence, which becomes that of its first piece.
+        # The index of each document's first sentence; `_bounds` turns it into the index of the first piece.
         documents = _cumulated(sentences_per_document)
         self.bounds = mapped(_bounds(sentence_lengths, documents, longest))
-        # Documents without a token hold no sentence, and could not be drawn from.
+        # Documents without tokens have no sentence that could be drawn.
         self.documents = np.concatenate([documents[:1], documents[1:][np.diff(documents) > 0]])
 
     @property
@@ -51,14 +51,14 @@ class SentenceIndex:
 
 
 def _cumulated(numbers: np.ndarray) -> np.ndarray:
-    """The sum of the numbers before each, and that of all."""
+    """The sum of the numbers before each number, followed by the sum of all."""
     sums = np.zeros(len(numbers) + 1, dtype=np.int64)
     np.cumsum(numbers, out=sums[1:])
     return sums
 
 
 def _bounds(lengths: np.ndarray | FlatColumn, documents: np.ndarray, longest: int) -> Iterator[np.ndarray]:
-    """Where the pieces of sentences begin, and where the last one ends; `documents` is changed to count pieces."""
+    """Yields the start of each piece of a sentence, and the end of the last; changes `documents` to count pieces."""
     yield np.zeros(1, dtype=np.int64)
     pieces_done, tokens_done, documents_done = 0, 0, 0
     for start in range(0, len(lengths), _AT_ONCE):
@@ -81,24 +81,25 @@ def plan_pairs(
 ) -> np.ndarray:
     """Plans the sentence pairs of an epoch.
 
-    Sentences of a document are gathered up to the target length and cut in two at a random sentence. For half of the
-    examples the second part stays and follows the first; for the others it is replaced by sentences of another
-    document, and gathered anew for the next example. A document of a single sentence has no pair of its own, and
-    serves as the other document alone, so that both kinds stay equally frequent.
+    Sentences of a document are collected up to the target length and split in two at a random sentence. In half of
+    the examples, the second part follows the first; in the others, it is replaced by sentences of another document,
+    and its own sentences are used for the next example. A document with a single sentence yields no pair: it only
+    serves as the other document, so that both kinds of pairs stay equally frequent.
 
     Args:
-        index: the corpus.
-        max_tokens: the longest pair, without special tokens.
-        seed: of the run.
+        index: sentences and documents of the corpus.
+        max_tokens: length of the longest pair, without special tokens.
+        seed: seed of the run.
         epoch: number of the epoch.
         short_seq_prob: share of documents whose examples have a random shorter target length.
 
     Returns:
-        One row for each example: start and stop of the first span, start and stop of the second, 1 if that is random.
-        In the order of the corpus, and not yet cut to `max_tokens`. Memory-mapped.
+        One row for each example, in the order of the corpus: start and stop of the first span, start and stop of the
+        second, and 1 if the second is random, else 0. The spans are not yet cut to `max_tokens`. The array is
+        memory-mapped.
 
     Raises:
-        ValueError: if there is no second document to draw from, or no document with two sentences.
+        ValueError: if the corpus has fewer than two documents, or no document with two sentences.
     """
     if index.num_documents < 2:
         raise ValueError(
@@ -126,7 +127,7 @@ def _pairs(index: SentenceIndex, max_tokens: int, rng: random.Random, short_seq_
             stop = _gather(bounds, sentence, end, target)
             is_random = rng.random() < 0.5
             if stop - sentence == 1 and not is_random:
-                # A lone sentence gets its neighbour, at the end of a document the one before it.
+                # A single sentence is paired with the next one, or with the previous one at the end of a document.
                 sentence = min(sentence, end - 2)
                 stop = sentence + 2
             middle = rng.randint(sentence + 1, stop - 1) if stop - sentence > 1 else stop
@@ -145,17 +146,19 @@ def _pairs(index: SentenceIndex, max_tokens: int, rng: random.Random, short_seq_
 def plan_segments(
     index: SentenceIndex, max_tokens: int, seed: int, epoch: int, short_seq_prob: float = 0.1
 ) -> np.ndarray:
-    """Plans the examples of an epoch without next sentence prediction: as many sentences of one document as fit.
+    """Plans the examples of an epoch without next sentence prediction.
+
+    Each example consists of as many consecutive sentences of one document as fit.
 
     Args:
-        index: the corpus.
-        max_tokens: the longest segment, without special tokens.
-        seed: of the run.
+        index: sentences and documents of the corpus.
+        max_tokens: length of the longest segment, without special tokens.
+        seed: seed of the run.
         epoch: number of the epoch.
         short_seq_prob: share of documents whose examples have a random shorter length.
 
     Returns:
-        Rows as of `plan_pairs`, with an empty second span.
+        Rows like those of `plan_pairs`, with an empty second span.
 
     Raises:
         ValueError: if the corpus has no tokens.
@@ -172,7 +175,8 @@ def _segments(index: SentenceIndex, max_tokens: int, rng: random.Random, short_s
         target = _draw_target(rng, max_tokens, short_seq_prob)
         sentence = begin
         while sentence < end:
-            # The last sentence gathered overshoots, and opens the next example if it is not alone.
+            # The last sentence collected may exceed the target. Unless it is the only one, the next example begins
+            # with it.
             stop = _gather(bounds, sentence, end, target + 1)
             if bounds[stop] - bounds[sentence] > target and stop - sentence > 1:
                 stop -= 1
@@ -181,7 +185,7 @@ def _segments(index: SentenceIndex, max_tokens: int, rng: random.Random, short_s
 
 
 def _numbers(index: SentenceIndex) -> tuple[Sequence[int], Sequence[int]]:
-    """SequenceBounds and documents as they give Python's own numbers, in which planning is quicker."""
+    """Sentence bounds and documents as memoryviews, whose elements are Python numbers, which makes planning faster."""
     return index.bounds.data, index.documents.data
 
 
@@ -204,16 +208,16 @@ def _draw_target(rng: random.Random, max_tokens: int, short_seq_prob: float) -> 
 
 
 def _gather(bounds: Sequence[int], sentence: int, end: int, target: int) -> int:
-    """The sentence before which `target` tokens are reached, counted from `sentence`; at most `end`."""
+    """The sentence at whose start `target` tokens have been reached since the start of `sentence`; at most `end`."""
     return max(sentence + 1, min(end, bisect.bisect_left(bounds, bounds[sentence] + target, sentence)))
 
 
 def truncated(first: int, second: int, max_tokens: int) -> tuple[int, int]:
-    """What remains of two segments' lengths when tokens are taken from the longer one until both fit."""
+    """The lengths of two segments after tokens are removed from the longer one until both fit into `max_tokens`."""
     excess = max(0, first + second - max_tokens)
     from_longer = min(excess, abs(first - second))
     rest = excess - from_longer
-    # From equals, the second loses the first token.
+    # When both are equally long, the second segment loses a token first.
     first_loses, second_loses = rest // 2, rest - rest // 2
     if first > second:
         first_loses += from_longer

@@ -23,19 +23,19 @@ def split_sentences(text: str, language: str = "en") -> list[str]:
     """Splits a text into sentences.
 
     A sentence ends at a blank line, before a list item or a Markdown heading, and after an underlined line; other line
-    breaks are taken for hard wrapping. Every run of white space in a sentence becomes one space, and nothing else is
-    changed or lost.
+    breaks are treated as hard wrapping. Each run of white space in a sentence becomes one space. All other characters
+    are kept.
 
     Args:
         text: The text, of any length.
-        language: Its ISO 639 code, such as `en` or `pt-br`. An unknown language is split as its nearest known
-            relative, in the end as English.
+        language: The ISO 639 code of its language, such as `en` or `pt-br`. `sentencex` splits an unknown language by
+            the rules of the nearest language that it knows, or else by those of English.
 
     Returns:
         The sentences in order, none of them empty.
 
     Raises:
-        ValueError: `language` does not look like a language code.
+        ValueError: if `language` does not look like a language code.
     """
     if not _LANGUAGE.fullmatch(language):
         raise ValueError(f"`language` ({language!r}) must be an ISO 639 code, such as 'en' or 'pt-br'")
@@ -43,7 +43,7 @@ def split_sentences(text: str, language: str = "en") -> list[str]:
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """Yields the parts of a text that no sentence crosses, each on one line."""
+    """Yields the blocks of a text, each joined into one line. No sentence extends over more than one block."""
     lines: list[str] = []
     for line in text.splitlines():
         words = " ".join(line.split())
@@ -65,7 +65,7 @@ def _sentences(block: str, language: str) -> Iterator[str]:
         window = block[start : start + width]
         ends = _sentence_ends(window, language)
         if start + width < len(block):
-            # The last sentence may go on beyond the window. If it is the only one, the window is too narrow.
+            # The last sentence may continue beyond the window. If it is the only one, the window is too narrow.
             ends.pop()
             width = WINDOW if ends else 2 * width
         for begin, end in pairwise([0, *ends]):
@@ -78,7 +78,8 @@ def _sentence_ends(text: str, language: str) -> list[int]:
     end = 0
     for sentence in sentencex.segment(language, text):
         end += len(sentence)
-        # sentencex also splits `argparse.ArgumentParser`. Only a mark such as U+3002 needs no space after it.
+        # sentencex also splits at the dot of `argparse.ArgumentParser`. Only a full stop outside ASCII, such as
+        # U+3002, ends a sentence without a space after it.
         if sentence[-1].isspace() or not sentence[-1].isascii() or end == len(text):
             ends.append(end)
     return ends

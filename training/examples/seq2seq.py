@@ -1,4 +1,4 @@
-"""Sequence-to-sequence training data: tokenised pairs, in batches of like lengths."""
+"""Sequence-to-sequence examples: tokenised pairs, in batches of similar lengths."""
 
 from __future__ import annotations
 
@@ -20,35 +20,36 @@ from .tokenized import FlatColumn, plain_backend
 
 logger = logging.getLogger("regard.training")
 
-# Part of the cache key: raise it whenever the same pairs would give other rows than before.
+# Part of the cache key: increase it with each change that makes other rows of the same pairs.
 FORMAT_VERSION = 1
 
-# So many batches' worth of examples are sorted by length together: more gives less padding, and less chance.
+# Number of batches whose examples are sorted by length together. More batches mean less padding, but a less random
+# order.
 _SORTED_TOGETHER = 32
 
 _FEATURES = Features({"source": Sequence(Value("int32")), "target": Sequence(Value("int32"))})
 
 
 class PairExample(TypedDict):
-    """One pair, unpadded; the target's end token is its last label."""
+    """One pair without padding; the last label is the end token."""
 
     input_ids: np.ndarray
     labels: np.ndarray
 
 
 def tokenize_pairs(pairs: Dataset, tokenizer: PreTrainedTokenizerFast, max_length: int) -> Dataset:
-    """Turns texts into ids: sources as the tokenizer's call gives them, targets with the end token behind.
+    """Tokenises pairs: sources with the special tokens that the tokenizer adds, targets followed by the end token.
 
-    The result is cached by the pairs, the tokenizer and the length. Pairs that are too long are left out, and counted
-    in a warning.
+    The result is cached under a key made of the pairs, the tokenizer and the length. Pairs that are too long are left
+    out; a warning gives their number.
 
     Args:
-        pairs: rows with a `source` and a `target`, as `load_pairs` and `load_dates` give them.
-        tokenizer: gives the ids. A special token's name in a text is read as text.
-        max_length: the longest source, and the longest target, in tokens, special tokens included.
+        pairs: rows with a `source` and a `target`, such as those of `load_pairs` and `load_dates`.
+        tokenizer: tokenizer of the texts. The name of a special token in a text is treated as text.
+        max_length: length of the longest source and of the longest target, in tokens, special tokens included.
 
     Returns:
-        One row per pair: the ids of `source` and of `target`.
+        One row per pair, with the ids of `source` and of `target`.
 
     Raises:
         ValueError: if all pairs are too long.
@@ -85,14 +86,14 @@ def tokenize_pairs(pairs: Dataset, tokenizer: PreTrainedTokenizerFast, max_lengt
 
 
 def batched_by_length(lengths: np.ndarray, batch_size: int, rng: np.random.Generator) -> np.ndarray:
-    """An order of examples in which those of a batch are of like length, and all else is by chance.
+    """A random order of examples in which the examples of a batch have similar lengths.
 
-    Those that make no whole batch come last; they too are chosen by chance, whatever their length.
+    Examples that do not fill a batch come last; they are chosen at random, whatever their lengths.
 
     Args:
-        lengths: of the examples.
-        batch_size: consecutive examples that make a batch.
-        rng: draws the order.
+        lengths: lengths of the examples.
+        batch_size: number of consecutive examples that make a batch.
+        rng: random generator that draws the order.
     """
     order = rng.permutation(len(lengths))
     whole = len(order) // batch_size * batch_size
@@ -109,9 +110,9 @@ class PairExamples:
     """Makes the examples of each epoch from tokenised pairs.
 
     Args:
-        pairs: what `tokenize_pairs` gave.
-        batch_size: of the run, over all processes.
-        seed: of the run.
+        pairs: the result of `tokenize_pairs`.
+        batch_size: batch size of the run, over all processes.
+        seed: seed of the run.
     """
 
     pairs: Dataset
@@ -124,12 +125,12 @@ class PairExamples:
 
     @property
     def lengths(self) -> np.ndarray:
-        """The tokens of each pair, source and target together."""
+        """The number of tokens in each pair, source and target together."""
         source, target = self._columns
         return source.lengths + target.lengths
 
     def epoch(self, number: int) -> EpochDataset[PairExample]:
-        """The examples of an epoch, in its order."""
+        """The examples of an epoch, in the order of that epoch."""
         rng = np.random.default_rng([self.seed, number])
         return EpochDataset(batched_by_length(self.lengths, self.batch_size, rng), self._build)
 
@@ -143,7 +144,7 @@ class PairExamples:
 
 
 def padded(rows: list[np.ndarray], filler: int) -> Tensor:
-    """Stacks rows of ids, (batch, longest), with a filler behind the shorter ones."""
+    """Stacks rows of ids to (batch, longest), with the filler after the shorter ones."""
     stacked = np.full((len(rows), max(map(len, rows))), filler, dtype=np.int64)
     for number, row in enumerate(rows):
         stacked[number, : len(row)] = row
@@ -152,7 +153,7 @@ def padded(rows: list[np.ndarray], filler: int) -> Tensor:
 
 @dataclass(frozen=True)
 class PairCollator:
-    """Pads pairs to the longest among them and stacks them.
+    """Pads pairs to the length of the longest and stacks them.
 
     Args:
         pad_id: id of the padding token.

@@ -1,4 +1,4 @@
-"""Language modeling examples: a tokenised corpus, cut into chunks of one length."""
+"""Language modeling examples: a tokenised corpus, cut into chunks of equal length."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .tokenized import FlatColumn
 
 @dataclass(frozen=True)
 class ChunkExamples:
-    """Makes the examples of each epoch from a tokenised corpus, whose documents are joined to one text.
+    """Makes the examples of each epoch from a tokenised corpus, whose documents are joined into one text.
 
     Args:
         corpus: the result of `tokenize_texts`.
@@ -26,7 +26,7 @@ class ChunkExamples:
         seed: seed of the run.
 
     Raises:
-        ValueError: if the length leaves nothing to predict.
+        ValueError: if `length` is less than 2, which leaves nothing to predict.
     """
 
     corpus: Dataset
@@ -43,7 +43,7 @@ class ChunkExamples:
         return FlatColumn(self.corpus, "ids")
 
     def epoch(self, number: int) -> EpochDataset[np.ndarray]:
-        """The whole chunks of an epoch, in its order. Each epoch cuts the text at other places."""
+        """The full-length chunks of an epoch, in its order. Each epoch cuts the text at different positions."""
         rng = np.random.default_rng([self.seed, number])
         offset = int(rng.integers(min(self.length, max(1, len(self.ids) - self.length + 1))))
         starts = np.arange(offset, len(self.ids) - self.length + 1, self.length)
@@ -52,7 +52,7 @@ class ChunkExamples:
     def in_order(self) -> EpochDataset[np.ndarray]:
         """The whole text in chunks, in order; the last chunk may be shorter."""
         starts = np.arange(0, len(self.ids), self.length)
-        # One token by itself predicts nothing.
+        # A chunk of one token has nothing to predict.
         return EpochDataset(starts[len(self.ids) - starts > 1], self._build)
 
     def _build(self, start: int, index: int) -> np.ndarray:
@@ -61,10 +61,10 @@ class ChunkExamples:
 
 @dataclass(frozen=True)
 class ChunkCollator:
-    """Stacks chunks.
+    """Pads chunks to the length of the longest and stacks them.
 
     Args:
-        pad_id: id of the padding token, which fills up a chunk that is shorter than the others.
+        pad_id: id of the padding token.
     """
 
     pad_id: int

@@ -1,4 +1,4 @@
-"""A corpus as token ids: tokenised once, cached, and read from memory-mapped Arrow."""
+"""Tokenised corpora: a corpus is tokenised once, cached, and read from memory-mapped Arrow files."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from transformers import PreTrainedTokenizerFast
 
 from .sentences import split_sentences
 
-# Part of the cache key: raise it whenever the same documents would give other rows than before.
+# Part of the cache key: increase it with each change that makes other rows of the same documents.
 FORMAT_VERSION = 2
 
-# What a tokenizer gives takes a hundred times as much memory as the text, so it is given this many characters at once,
-# or one text that is longer.
+# A tokenizer's output takes a hundred times as much memory as the text. So a call gets about this many characters, or
+# a single longer text.
 _CHARACTERS_AT_ONCE = 1_000_000
-# As many documents are in memory at once, or fewer where they are large.
+# Limits of the documents in memory at once: their number, and their size in bytes.
 _DOCUMENTS_AT_ONCE, _BYTES_AT_ONCE = 100, 2**24
 
 _FEATURES = {"ids": Sequence(Value("int32")), "sentence_lengths": Sequence(Value("int32"))}
@@ -31,7 +31,7 @@ _WORD_FEATURES = {"starts_word": Sequence(Value("bool"))}
 
 
 def plain_backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
-    """A copy of a tokenizer's backend that cuts and pads nothing, and reads a special token's name as text."""
+    """A copy of a tokenizer's backend that neither truncates nor pads, and treats names of special tokens as text."""
     backend = copy.deepcopy(tokenizer.backend_tokenizer)
     backend.encode_special_tokens = True
     backend.no_truncation()
@@ -47,26 +47,26 @@ def tokenize_documents(
     word_starts: bool = False,
     num_proc: int | None = None,
 ) -> Dataset:
-    """Splits documents into sentences and these into word pieces.
+    """Splits documents into sentences, and sentences into word pieces.
 
-    The result is cached by the documents, the tokenizer and the options, and memory-mapped.
+    The result is memory-mapped. It is cached under a key made of the documents, the tokenizer and the options.
 
     Args:
-        documents: rows with a `text`, as `load_documents` gives them.
-        tokenizer: gives the ids. A special token's name in a text, such as "[SEP]", is read as text.
-        language: ISO 639 code, for the sentence splitting.
-        word_starts: whether to tell which ids begin a word, for which the tokenizer takes longer.
-        num_proc: processes to use; None: one.
+        documents: rows with a `text`, such as those of `load_documents`.
+        tokenizer: tokenizer of the texts. The name of a special token in a text, such as "[SEP]", is treated as text.
+        language: ISO 639 code of the language, used to split sentences.
+        word_starts: whether to add the column `starts_word`; the tokenizer takes longer then.
+        num_proc: number of processes; None: one.
 
     Returns:
-        One row per document: `ids` without special tokens, `sentence_lengths` in ids and, if asked for, `starts_word`
-        for each id.
+        One row per document: `ids` without special tokens, `sentence_lengths` in ids and, with `word_starts`, the
+        column `starts_word`, which holds True for each id that begins a word.
     """
     backend = plain_backend(tokenizer)
     features = Features(_FEATURES | (_WORD_FEATURES if word_starts else {}))
     encode = backend.encode_batch if word_starts else backend.encode_batch_fast
 
-    # From Arrow to Arrow: as Python's own lists the numbers would take as long as the tokenizer.
+    # Input and output are Arrow tables: converting the ids to Python lists would take as long as the tokenizer.
     def tokenize(batch: pa.Table) -> pa.Table:
         sentences = [split_sentences(text.as_py(), language) for text in batch["text"]]
         texts = list(chain.from_iterable(sentences))
@@ -77,7 +77,7 @@ def tokenize_documents(
         columns = {"ids": ids, "sentence_lengths": lengths[lengths > 0]}
         if word_starts:
             columns["starts_word"] = starts_word
-        # Where documents end among the sentences; from that, among those with tokens, and among the tokens.
+        # The ends of documents: counted in all sentences, then in sentences with tokens; `ends` gives them in tokens.
         documents_end = np.cumsum([0, *map(len, sentences)])
         of_sentences = np.cumsum([0, *(lengths > 0)])[documents_end]
         lists = [
@@ -101,13 +101,13 @@ def tokenize_documents(
 
 
 def _batch_size(documents: Dataset) -> int:
-    """How many documents to have in memory at once. The result of a `map` does not depend on it."""
+    """The number of documents to hold in memory at once. The result of `map` does not depend on it."""
     mean = documents.data.nbytes // len(documents.data)
     return min(_DOCUMENTS_AT_ONCE, max(1, _BYTES_AT_ONCE // max(1, mean)))
 
 
 def _encoded(texts: list[str], encode: Callable[..., list[Any]]) -> Iterator[list[Any]]:
-    """Encodes texts in order, as many at once as have some number of characters together."""
+    """Encodes texts in order, in groups of about `_CHARACTERS_AT_ONCE` characters."""
     start, characters = 0, 0
     for stop, text in enumerate(texts, start=1):
         characters += len(text)
@@ -117,13 +117,13 @@ def _encoded(texts: list[str], encode: Callable[..., list[Any]]) -> Iterator[lis
 
 
 def _read_encodings(encodings: list[Any], word_starts: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The lengths of encoded sentences, their ids one behind the other, and which of these begin a word."""
+    """The lengths of encoded sentences, their concatenated ids, and whether each id begins a word."""
     lengths = np.fromiter(map(len, encodings), np.int32, len(encodings))
     ends = np.cumsum([0, *lengths])
     ids = _joined((encoding.ids for encoding in encodings), np.int32, ends[-1])
     if not word_starts:
         return lengths, ids, np.zeros(0, dtype=bool)
-    # A token without a word is NaN, which differs from everything.
+    # The word id of a token without a word becomes NaN, which differs from every value.
     words = _joined((encoding.word_ids for encoding in encodings), np.float64, ends[-1])
     starts = np.diff(words, prepend=-1) != 0
     starts[ends[:-1][lengths > 0]] = True
@@ -139,17 +139,17 @@ def _joined(parts: Iterable[list[Any]], dtype: type, length: int) -> np.ndarray:
 
 
 def tokenize_texts(documents: Dataset, tokenizer: PreTrainedTokenizerFast, *, num_proc: int | None = None) -> Dataset:
-    """Turns documents into ids, the begin token before each, where there is one, and the end token behind.
+    """Tokenises documents, each with the begin token before it, if the tokenizer has one, and the end token after it.
 
-    The result is cached by the documents and the tokenizer, and memory-mapped.
+    The result is memory-mapped. It is cached under a key made of the documents and the tokenizer.
 
     Args:
-        documents: rows with a `text`, as `load_documents` gives them.
-        tokenizer: gives the ids. A special token's name in a text is read as text.
-        num_proc: processes to use; None: one.
+        documents: rows with a `text`, such as those of `load_documents`.
+        tokenizer: tokenizer of the texts. The name of a special token in a text is treated as text.
+        num_proc: number of processes; None: one.
 
     Returns:
-        One row per document: its `ids`.
+        One row per document, with its `ids`.
     """
     backend = plain_backend(tokenizer)
     begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
@@ -172,14 +172,14 @@ def tokenize_texts(documents: Dataset, tokenizer: PreTrainedTokenizerFast, *, nu
 
 
 class FlatColumn:
-    """A column of lists as one long array, read from the data set's memory-mapped buffers without copying it.
+    """A column of lists as one long array, which is read from the data set's memory-mapped buffers without a copy.
 
     Args:
-        dataset: holds the column.
-        name: of the column, a list of numbers or truth values in each row.
+        dataset: data set with the column.
+        name: name of the column, which holds a list of numbers or booleans in each row.
 
     Attributes:
-        lengths: of each row's list.
+        lengths: length of each row's list.
     """
 
     def __init__(self, dataset: Dataset, name: str) -> None:
@@ -190,7 +190,7 @@ class FlatColumn:
         self._row_ends = np.cumsum(self.lengths)
 
     def row(self, number: int) -> np.ndarray:
-        """A row's list."""
+        """The list of a row."""
         end = int(self._row_ends[number])
         return self[end - int(self.lengths[number]) : end]
 
@@ -198,11 +198,11 @@ class FlatColumn:
         return int(self._starts[-1])
 
     def parts(self) -> Iterator[np.ndarray]:
-        """The whole array, a chunk of the data set at a time."""
+        """Iterates over the whole array, one chunk of the data set at a time."""
         return (part.to_numpy(zero_copy_only=False) for part in self._parts)
 
     def __getitem__(self, span: slice) -> np.ndarray:
-        """The numbers from `span.start` to `span.stop`, which may lie in several of the data set's chunks."""
+        """The values from `span.start` to `span.stop`, which may extend over several chunks of the data set."""
         first = min(int(np.searchsorted(self._starts, span.start, side="right")), len(self._parts)) - 1
         found: list[np.ndarray] = []
         for number in range(first, len(self._parts)):
@@ -215,12 +215,12 @@ class FlatColumn:
 
 
 def log_frequencies(counts: np.ndarray) -> torch.Tensor:
-    """The logarithm of each id's share, as if each had occurred once more: none has no probability."""
+    """The logarithm of each id's relative frequency, with add-one smoothing so that no probability is zero."""
     return torch.from_numpy(np.log((counts + 1) / (counts + 1).sum()))
 
 
 def count_tokens(ids: FlatColumn, vocab_size: int) -> np.ndarray:
-    """How often each id occurs in a column of ids, (vocab_size,)."""
+    """The number of times that each id occurs in a column of ids, (vocab_size,)."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for part in ids.parts():
         counts += np.bincount(part, minlength=vocab_size)

@@ -85,16 +85,14 @@ class CorpusSettings(TrainingSettings):
 
     data: list[str] = option(
         ["python-docs"],
-        "What to train on: 'python-docs', a text, jsonl, csv or parquet file, a folder, a glob, or a Hub data set id. "
+        "Data to train on: 'python-docs', a text, jsonl, csv or parquet file, a folder, a glob, or a Hub data set id. "
         "Several are joined.",
     )
-    text_column: str = option("text", "The column of a table or data set that holds the text.")
-    documents: str = option("file", "What a document is in text files: 'file', 'blank-line' or 'line'.")
-    max_documents: int | None = option(None, "Read no more documents than this.", least=1)
+    text_column: str = option("text", "Column of a table or data set that has the text.")
+    documents: str = option("file", "Unit of text files that makes a document: 'file', 'blank-line' or 'line'.")
+    max_documents: int | None = option(None, "Most documents to read.", least=1)
     streaming: bool = option(False, "Read a Hub data set row by row, without keeping its files.")
-    language: str = option(
-        "en", "Language of the text (ISO 639): for the model card, and for splitting sentences where that is done."
-    )
+    language: str = option("en", "Language of the text (ISO 639), for the model card and for splitting sentences.")
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Tokenizers that the user names, and what a model takes from its tokenizer."""
+"""Loading and checking of tokenizers, and the configuration fields that depend on them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ from ...modeling.loading.load import load_part, naming_the_model
 
 
 def load_tokenizer(name: str, limit: int, needed: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Loads a tokenizer that the user names.
+    """Loads the tokenizer that the setting `tokenizer` names.
+
+    Args:
+        name: a folder or Hub id.
+        limit: the tokenizer's `model_max_length`.
+        needed: names of the special tokens that it must have, such as "pad".
 
     Raises:
-        ValueError: if it is none of the `tokenizers` library, or lacks a special token that is needed.
+        ValueError: if there is no such tokenizer, it is not one of the `tokenizers` library, or it lacks one of the
+            special tokens.
     """
     label = f"`tokenizer` ({name})"
     with naming_the_model("tokenizer", name, name):
@@ -23,15 +29,15 @@ def load_tokenizer(name: str, limit: int, needed: Iterable[str]) -> PreTrainedTo
 
 
 def require_special_tokens(tokenizer: Any, needed: Iterable[str], label: str) -> PreTrainedTokenizerFast:
-    """Gives the tokenizer back, if it is of the kind that is needed.
+    """Checks a tokenizer and returns it.
 
     Args:
-        tokenizer: of a model, or to train one with.
-        needed: names of special tokens, such as "pad".
-        label: what errors call it.
+        tokenizer: tokenizer of a model.
+        needed: names of the special tokens that it must have, such as "pad".
+        label: name of the tokenizer or model, for errors.
 
     Raises:
-        ValueError: if it is none of the `tokenizers` library, or lacks one of the tokens.
+        ValueError: if it is not a tokenizer of the `tokenizers` library, or lacks one of the special tokens.
     """
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         kind = type(tokenizer).__name__
@@ -43,7 +49,7 @@ def require_special_tokens(tokenizer: Any, needed: Iterable[str], label: str) ->
 
 
 def special_ids(tokenizer: PreTrainedTokenizerFast | None) -> dict[str, Any]:
-    """The configuration fields of an encoder-decoder that its tokenizer decides; none without one."""
+    """The configuration fields of an encoder-decoder that depend on its tokenizer; empty without a tokenizer."""
     if tokenizer is None:
         return {}
     begin = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id

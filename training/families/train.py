@@ -189,8 +189,7 @@ def _require_same_run(
     found = begun.changes(now)
     if found and not accept_changes:
         raise ValueError(
-            f"the run in {folder} can't go on with something else than it began with (`accept_changes` lets it): "
-            + "; ".join(found)
+            f"the run in {folder} can't go on after these changes (`accept_changes` allows it): " + "; ".join(found)
         )
     found = setting_changes(load_settings(folder, recipe.settings_class), settings) + found
     accepted = begun.accepted or []

@@ -1,4 +1,4 @@
-"""Letting a trained model generate, and measuring what it generates."""
+"""Generation of texts with a trained model, and metrics of the generated texts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def require_beams(beams: int) -> None:
 def generate_texts(
     model: Any, tokenizer: PreTrainedTokenizerBase, batches: Iterable[dict[str, Any]], **options: Any
 ) -> list[str]:
-    """Generates a text for each row of the batches, greedily if the options don't say otherwise.
+    """Generates a text for each row of the batches, greedily unless the options say otherwise.
 
     Args:
         model: an encoder-decoder.
-        tokenizer: of the targets.
-        batches: the model's inputs; labels among them are left out.
-        **options: what `generate()` takes.
+        tokenizer: tokenizer of the targets.
+        batches: batches of the model's inputs; labels are ignored.
+        **options: arguments of the model's `generate`.
     """
     texts: list[str] = []
     for batch in batches:
@@ -49,15 +49,15 @@ def text_figures(predictions: list[str], references: list[str]) -> dict[str, flo
 
 
 def exact_match_by(keys: Iterable[int], predictions: list[str], references: list[str]) -> list[dict[str, float]]:
-    """Exact match of the texts of each key by themselves, in the order of the keys.
+    """Exact match of texts in groups: those with the same key form a group.
 
     Args:
-        keys: one for each text, such as the number of words.
+        keys: key of each text, such as its number of words.
         predictions: the generated texts.
-        references: what they should have been.
+        references: the correct text for each prediction.
 
     Returns:
-        For each key its `key`, the `number` of texts and their `exact_match`.
+        For each key, in ascending order: the `key`, the `number` of texts and their `exact_match`.
     """
     groups: dict[int, list[bool]] = defaultdict(list)
     for key, prediction, reference in zip(keys, predictions, references, strict=True):

@@ -1,6 +1,6 @@
-"""Measures of generated text, each from a list of predictions and the list of what they should have been.
+"""Metrics of generated text, each computed from a list of predictions and a list of references.
 
-They are case-sensitive, and normalise nothing unless they say so.
+They are case-sensitive, and normalise texts only where their documentation says so.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def _check(predictions: Sequence[str], references: Sequence[str]) -> None:
 
 
 def exact_match(predictions: Sequence[str], references: Sequence[str]) -> float:
-    """The share of predictions that are their reference, character for character, from 0 to 1.
+    """The share of predictions that equal their reference, character for character, from 0 to 1.
 
-    Rajpurkar et al. (2016), https://arxiv.org/abs/1606.05250, who compare without case, punctuation and articles; here
-    these count.
+    Rajpurkar et al. (2016), https://arxiv.org/abs/1606.05250. They ignore case, punctuation and articles when they
+    compare; here all of these count.
 
     Args:
         predictions: the generated texts.
-        references: for each, what it should have been.
+        references: the correct text for each prediction.
 
     Raises:
         TypeError: if either is one string.
@@ -43,15 +43,15 @@ def exact_match(predictions: Sequence[str], references: Sequence[str]) -> float:
 
 
 def token_f1(predictions: Sequence[str], references: Sequence[str]) -> float:
-    """The mean over texts of the F1 of their words, from 0 to 1.
+    """The F1 score of the words of a prediction and its reference, averaged over all texts, from 0 to 1.
 
-    A text is the bag of its words, as white space parts them: order does not count, repetition does. Two empty texts
-    have an F1 of 1. Rajpurkar et al. (2016), https://arxiv.org/abs/1606.05250, who leave out case, punctuation and
-    articles; here these count.
+    A text counts as the bag of its words, split at white space: their order is ignored, their repetition is not. Two
+    empty texts have an F1 of 1. Rajpurkar et al. (2016), https://arxiv.org/abs/1606.05250. They ignore case,
+    punctuation and articles; here all of these count.
 
     Args:
         predictions: the generated texts.
-        references: for each, what it should have been.
+        references: the correct text for each prediction.
 
     Raises:
         TypeError: if either is one string.
@@ -67,34 +67,35 @@ def token_f1(predictions: Sequence[str], references: Sequence[str]) -> float:
 
 
 def bleu(predictions: Sequence[str], references: Sequence[str]) -> float:
-    """The BLEU of a corpus, from 0 to 100: n-grams of up to four words, counted over all texts together.
+    """The BLEU of a corpus, from 0 to 100, computed from n-grams of up to four words, counted over all texts together.
 
     Papineni et al. (2002), https://aclanthology.org/P02-1040, as sacreBLEU computes it by default (Post, 2018,
-    https://arxiv.org/abs/1804.08771): one reference, words and punctuation parted by the rules of "13a", which read
-    HTML entities and hyphenated line breaks as plain text, and "exp" smoothing of orders without a match.
+    https://arxiv.org/abs/1804.08771): with one reference; with the tokenizer "13a", which separates words from
+    punctuation, decodes HTML entities and joins hyphenated line breaks; and with "exp" smoothing of n-gram orders
+    without a match.
 
     Args:
         predictions: the generated texts.
-        references: for each, what it should have been.
+        references: the correct text for each prediction.
 
     Raises:
         TypeError: if either is one string.
         ValueError: if the lists are empty or not of the same length.
     """
     _check(predictions, references)
-    # Forced: there is no need to be told that the texts look tokenized, as those of word tokenizers do.
+    # `force` silences the warning that the texts look tokenised, as those of word tokenizers always do.
     return BLEU(tokenize="13a", smooth_method="exp", force=True).corpus_score(predictions, [references]).score
 
 
 def chrf(predictions: Sequence[str], references: Sequence[str]) -> float:
-    """The chrF of a corpus, from 0 to 100: n-grams of up to six characters, counted over all texts together.
+    """The chrF of a corpus, from 0 to 100, computed from n-grams of up to six characters, over all texts together.
 
     Popović (2015), https://aclanthology.org/W15-3049, as sacreBLEU computes it by default: recall weighs twice as much
-    as precision (chrF2), and white space is left out.
+    as precision (chrF2), and white space is ignored.
 
     Args:
         predictions: the generated texts.
-        references: for each, what it should have been.
+        references: the correct text for each prediction.
 
     Raises:
         TypeError: if either is one string.
@@ -105,16 +106,16 @@ def chrf(predictions: Sequence[str], references: Sequence[str]) -> float:
 
 
 def perplexity(total_loss: float, count: int) -> float:
-    """The perplexity of a text: the exponential of the mean loss per token, infinite where that is too large.
+    """The perplexity of a text: the exponential of the mean loss per token, or infinity if that is too large.
 
     Jelinek et al. (1977), "Perplexity: a measure of the difficulty of speech recognition tasks".
 
     Args:
         total_loss: sum of the tokens' negative log-likelihoods, in nats.
-        count: number of the tokens.
+        count: number of tokens.
 
     Raises:
-        ValueError: if there are no tokens.
+        ValueError: if `count` is less than 1.
     """
     if count < 1:
         raise ValueError(f"`count` ({count}) must be at least 1")

@@ -1,4 +1,4 @@
-"""Batch normalisation over all processes, so that its statistics are those of the whole batch."""
+"""Batch normalisation over all processes, with the statistics of the whole batch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SharedBatchNorm(_BatchNorm):
             raise ValueError(f"`input` has {input.dim()} dimensions, but needs at least 2")
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalises each channel of (B, C, ...), in training with the statistics of all processes' inputs."""
+        """Normalises each channel of (B, C, ...); in training, with the statistics of the inputs of all processes."""
         if not self.training or not (dist.is_initialized() and dist.get_world_size() > 1):
             return super().forward(input)
         self._check_input_dim(input)
@@ -68,7 +68,7 @@ class SharedBatchNorm(_BatchNorm):
 
 
 def share_batch_norms(model: nn.Module) -> None:
-    """Replaces a model's batch normalisations by ones over all processes; weights and names stay."""
+    """Replaces the batch normalisations of a model by ones over all processes, with the same weights and names."""
     for module in model.modules():
         for name, child in module.named_children():
             if isinstance(child, _BatchNorm) and not isinstance(child, (SharedBatchNorm, nn.SyncBatchNorm)):

@@ -1,7 +1,7 @@
-"""Steps whose loss or gradient is not finite: they change no weights, and are reported.
+"""Detection of steps whose loss or gradient is not finite: they change no weights, and are reported.
 
-To read a number the host must wait for the device, which would slow down every step. So the optimizer reads on the
-device whether to skip a step, and the host reads it later, when it waits for the device anyway.
+Reading a number from the device makes the host wait, which would slow down every step. So the flag by which the
+optimizer skips a step stays on the device, and the host reads the flags later, when it has to wait anyway.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Place(NamedTuple):
-    """A step, and its batch: the indices in the epoch of its first and last example."""
+    """A step and its batch, given by the indices in the epoch of its first and last example."""
 
     step: int
     epoch: int
@@ -25,13 +25,18 @@ class Place(NamedTuple):
 
 
 class StepWatch:
-    """Remembers which steps were skipped."""
+    """Records the steps that were skipped."""
 
     def __init__(self) -> None:
         self._noted: list[tuple[Place, Tensor]] = []
 
     def note(self, place: Place, skipped: Tensor) -> None:
-        """Remembers whether a step was skipped, a flag on the device, without reading it."""
+        """Records the flag of a step, which stays on the device unread.
+
+        Args:
+            place: the step.
+            skipped: whether the step was skipped, a tensor on the device.
+        """
         self._noted.append((place, skipped))
 
     def skipped_steps(self) -> list[Place]:
@@ -45,9 +50,9 @@ class StepWatch:
 
 
 def nonfinite_weights(model: torch.nn.Module) -> Tensor:
-    """The number of a model's parameters with values that are not finite.
+    """The number of parameters, each one a tensor, that have values that are not finite.
 
-    Of parameters that are sharded over processes, this one's parts count.
+    Of a parameter that is sharded over processes, only the part of this process counts.
     """
     own = [parameter.to_local() if hasattr(parameter, "to_local") else parameter for parameter in model.parameters()]
     return torch.stack([~part.detach().isfinite().all() for part in own]).sum()

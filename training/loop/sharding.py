@@ -1,4 +1,4 @@
-"""Sharded training: the weights are distributed over the processes and gathered again."""
+"""Sharded training: distribution of the weights over the processes, and their gathering afterwards."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ..run.settings import TrainingSettings
 
 
 def is_sharded(accelerator: Accelerator) -> bool:
-    """Whether the weights are distributed over the processes."""
+    """Returns whether the weights are distributed over the processes."""
     return accelerator.distributed_type == DistributedType.FSDP
 
 
 def sharding_plugin(settings: TrainingSettings) -> FullyShardedDataParallelPlugin | None:
-    """Makes Accelerate's plugin for FSDP2; None unless the settings or `accelerate launch` ask for sharding.
+    """Makes Accelerate's plugin for FSDP2; None unless the settings or `accelerate launch` enable sharding.
 
     Raises:
         ValueError: if the process was not started by a launcher.
@@ -42,12 +42,12 @@ def sharding_plugin(settings: TrainingSettings) -> FullyShardedDataParallelPlugi
 
 
 def shard_on_cpu(accelerator: Accelerator, plugin: FullyShardedDataParallelPlugin) -> None:
-    """Makes Accelerate shard on CPUs: it can, but has no option for it."""
+    """Makes Accelerate shard on CPUs, for which it has no option."""
     if accelerator.distributed_type == DistributedType.MULTI_CPU:
         if accelerator.mixed_precision != "no":
             plugin.set_mixed_precision(accelerator.mixed_precision)
         accelerator.state.fsdp_plugin = plugin
-        # An accelerator's state is restored from the partial state.
+        # Accelerate copies the state of a new accelerator from the partial state, so both must be changed.
         for state in (accelerator.state, PartialState()):
             state.distributed_type = DistributedType.FSDP
 
@@ -58,7 +58,7 @@ def shard(model: PreTrainedModel, accelerator: Accelerator) -> None:
     All weights outside the blocks form one group. Accelerate would make separate groups of the embeddings and the
     output layer, but a weight that they share must be in one group.
     """
-    # Every model's scores are such a view, and nothing here changes them in place.
+    # The scores of every model are such a view; nothing here changes them in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
     plugin = accelerator.state.fsdp_plugin
     options = {
@@ -76,22 +76,22 @@ def prepare(model: PreTrainedModel, optimizer: Any, accelerator: Accelerator) ->
     kept = [list(group["params"]) for group in optimizer.param_groups]
     model, optimizer = accelerator.prepare(model, optimizer)
     if is_sharded(accelerator):
-        # Accelerate matches weights by their address, and those of which this process has no part have none.
+        # Accelerate matches weights by their address, but weights of which this process has no part have no address.
         for group, weights in zip(optimizer.param_groups, kept, strict=True):
             group["params"] = weights
     return model, optimizer
 
 
 def full_tensor(value: Tensor) -> Tensor:
-    """Gathers a tensor of which each process may have a part."""
+    """Gathers a tensor if it is distributed over the processes."""
     return value.full_tensor() if isinstance(value, dist.tensor.DTensor) else value
 
 
 def gather_model(prepared: nn.Module, accelerator: Accelerator) -> PreTrainedModel:
-    """Unwraps the trained model. Every process must call this.
+    """Unwraps the trained model. Every process must call this function.
 
     Returns:
-        The model. If it is sharded, the main process gets a full copy on the CPU, the others their part.
+        The model. If it is sharded, the main process gets a full copy on the CPU, and each other process its own part.
     """
     model = accelerator.unwrap_model(prepared)
     if not is_sharded(accelerator):

@@ -8,7 +8,7 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
-# Signals that are this many seconds apart or less count as one: a launcher repeats the terminal's signal.
+# Signals at most this many seconds apart count as one: a launcher repeats the signal that the terminal sends.
 TOGETHER = 1.0
 
 
@@ -21,12 +21,13 @@ def _nothing(number: int, frame: FrameType | None) -> None:
 
 
 class StopSignals:
-    """A context in which the first SIGINT or SIGTERM does not end the process, but is remembered.
+    """A context in which the first SIGINT or SIGTERM is recorded and does not end the process.
 
-    A later signal acts as it would have done outside the context. In a thread other than the main one, all signals do.
+    A later signal has the same effect as outside the context. In threads other than the main one, the context has no
+    effect.
 
     Attributes:
-        received: number of the first signal; None if there was none.
+        received: number of the first signal; None if none was received.
     """
 
     def __init__(self) -> None:
@@ -37,7 +38,7 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                # An ignored signal stays ignored: shells start background processes so.
+                # An ignored signal stays ignored: shells start background processes with SIGINT ignored.
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._set(number, self._receive)
         return self
@@ -49,7 +50,7 @@ class StopSignals:
 
     def _set(self, number: int, handler: Any) -> None:
         previous = signal.signal(number, handler)
-        # The handler is None if it was not set in Python; it can't be restored.
+        # The handler is None if it was not set in Python; then it can't be restored.
         self._previous[number] = signal.SIG_DFL if previous is None else previous
 
     def _restore(self) -> None:

@@ -1,4 +1,4 @@
-"""Planning a training run: the memory, operations and time that it takes, before it is started.
+"""Estimates of a training run's memory, operations and time, made before it starts.
 
 Parameters are counted; operations and memory are measured in a small trial step and extrapolated.
 """
@@ -22,13 +22,13 @@ from .trial_step import TrialResult, TrialStep
 
 TOKENS = 10**9
 
-# A trial step has as many examples as take no more operations than this, but at least two.
+# A trial step has as many examples as this number of operations allows, but at least two.
 _OPERATIONS = 2e11
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Numbers of parameters of a model. Those that two parts share are counted once, with the first of them.
+    """Numbers of parameters of a model. Parameters that two parts share count once, in the first part.
 
     Attributes:
         total: parameters of all parts.
@@ -52,12 +52,12 @@ class Memory:
     """Bytes in the memory of each device.
 
     Attributes:
-        weights: the model's weights, in float32, whatever the precision.
+        weights: the model's weights, which are in float32 with every precision.
         gradients: the gradients of the weights that are trained.
-        communication: with several devices, the buffers in which gradients are exchanged, or with sharding the weights
-            that are gathered at once and their gradients.
+        communication: the buffers in which several devices exchange gradients; with sharding, the weights that are
+            gathered at once and their gradients.
         optimizer: AdamW's two moments of each weight that is trained.
-        activations: what the forward pass keeps for the backward pass.
+        activations: the tensors that the forward pass keeps for the backward pass.
         peak: the largest total at one moment. It may be less than the sum, because activations are freed while
             gradients are made, or more, because of intermediate results.
     """
@@ -72,12 +72,12 @@ class Memory:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a training run takes.
+    """The estimated memory, operations and time of a training run.
 
     Attributes:
         family: name of the model's family.
         architecture: name of the model's class.
-        device: kind of the device that it was planned on, and for.
+        device: kind of the device that the run was planned on and for.
         devices: number of devices.
         sharding: "none" or "fsdp".
         precision: precision of the computation.
@@ -95,7 +95,7 @@ class Plan:
         flops: floating point operations for these tokens.
         speed: tokens per second of one device; None if neither given nor measured.
         measured: whether the speed was measured on this machine.
-        efficiency: share of that speed that each of several devices keeps.
+        efficiency: share of its speed that each of several devices keeps.
         seconds: time for these tokens; None without a speed.
         notes: the assumptions that were made.
     """
@@ -130,7 +130,7 @@ class Plan:
 
 
 def plan(
-    family: Recipe,
+    recipe: Recipe,
     settings: dict[str, Any] | None = None,
     *,
     devices: int = 1,
@@ -139,13 +139,13 @@ def plan(
     measure: bool = False,
     efficiency: float = 1.0,
 ) -> Plan:
-    """Estimates what a training run takes, for devices of the kind that it would run on here.
+    """Estimates the memory, operations and time of a training run on devices of the kind that this machine has.
 
     Args:
-        family: recipe of the model's family.
+        recipe: recipe of the model's family.
         settings: fields of the family's settings by name.
         devices: number of devices that share each batch.
-        tokens: number of tokens to train on, as training counts them; if None those of the settings' `steps`, or a
+        tokens: number of tokens to train on, as training counts them; None: those of the settings' `steps`, or else a
             billion.
         speed: tokens per second of one device.
         measure: whether to measure the speed on this machine, with some steps on synthetic data.
@@ -155,7 +155,7 @@ def plan(
         ValueError: if settings or arguments are out of range, or the model is too large to be tried out here.
     """
     _check(devices, tokens, speed, measure, efficiency)
-    chosen: Any = make_settings(family.settings_class, settings or {})
+    chosen: Any = make_settings(recipe.settings_class, settings or {})
     examples, rest = divmod(chosen.batch_size, devices * chosen.accumulation)
     if rest:
         raise ValueError(
@@ -166,13 +166,13 @@ def plan(
     if chosen.tokenizer is None:
         chosen = _with_vocabulary(chosen)
     else:
-        processor = family.make_processor(chosen, Dataset.from_dict({}))
+        processor = recipe.make_processor(chosen, Dataset.from_dict({}))
     with torch.device("meta"):
-        model = family.make_model(chosen, processor)
-    tokens_per_step = family.synthetic_batch(chosen, model.config, 1)[1] * chosen.batch_size
+        model = recipe.make_model(chosen, processor)
+    tokens_per_step = recipe.synthetic_batch(chosen, model.config, 1)[1] * chosen.batch_size
     _require_room(model)
 
-    trial = TrialStep(family, chosen, processor)
+    trial = TrialStep(recipe, chosen, processor)
     small, large = _run_trial(trial, examples, again=chosen.accumulation > 1)
     flops_per_token = large.flops / large.tokens
     if measure:
@@ -180,7 +180,7 @@ def plan(
     if tokens is None:
         tokens = chosen.steps * tokens_per_step if chosen.steps else TOKENS
     return Plan(
-        family=family.name,
+        family=recipe.name,
         architecture=type(model).__name__,
         device=trial.device.type,
         devices=devices,
@@ -245,12 +245,12 @@ def _require_room(model: PreTrainedModel) -> None:
     if needed > room:
         raise ValueError(
             f"a model of {model.num_parameters():,} parameters can't be tried out here: it needs "
-            f"{needed / 2**30:.1f} GiB for weights and gradients, and there are {room / 2**30:.1f}"
+            f"{needed / 2**30:.1f} GiB for weights and gradients, and this machine has {room / 2**30:.1f}"
         )
 
 
 def count_parameters(model: nn.Module) -> Parameters:
-    """Counts a model's parameters by the part that their names say they belong to."""
+    """Counts the parameters of each part of a model; their names determine the part."""
     counts = dict.fromkeys(("embeddings", "backbone", "blocks", "heads"), 0)
     for name, parameter in model.named_parameters():
         counts[_part(name.split("."))] += parameter.numel()

@@ -20,7 +20,7 @@ from ..run.settings import TrainingSettings
 from .flops import FlopCount
 from .memory_tracker import MemoryTracker
 
-# Seconds and steps that a measurement of the speed lasts at least, after a first step that is not counted.
+# The least duration of a measurement of the speed, in seconds and in steps after a first one that is not counted.
 SECONDS, STEPS = 5.0, 3
 
 
@@ -50,7 +50,7 @@ class TrialStep:
     """Runs steps of a model's training on the device that it would be trained on here.
 
     Args:
-        family: recipe of the model's family.
+        recipe: recipe of the model's family.
         settings: settings of the run.
         processor: tokenizer or processor of the model; None if it does not exist yet.
 
@@ -58,24 +58,24 @@ class TrialStep:
         ValueError: if sizes do not fit together, or the device does not support the precision.
     """
 
-    def __init__(self, family: Recipe, settings: TrainingSettings, processor: Any = None) -> None:
-        self.family, self.settings = family, settings
+    def __init__(self, recipe: Recipe, settings: TrainingSettings, processor: Any = None) -> None:
+        self.recipe, self.settings = recipe, settings
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         self.device = accelerator or torch.device("cpu")
         if settings.precision == "fp16" and self.device.type == "cpu":
             raise ValueError("`precision` ('fp16') needs an accelerator, which this machine lacks: take 'bf16'")
         # The weights are random too, and must not advance the caller's generator.
         with torch.random.fork_rng(devices=[]):
-            model: Any = family.make_model(settings, processor)
+            model: Any = recipe.make_model(settings, processor)
             self.model: PreTrainedModel = model.to(self.device).train()
         self._forward: Any = self.model
         if settings.precision != "no":
             dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[settings.precision]
-            # As Accelerate does: the weights stay in float32.
+            # Mixed precision as in Accelerate: the weights stay in float32.
             self._forward = convert_outputs_to_fp32(torch.autocast(self.device.type, dtype)(self.model.__call__))
 
     def _batch(self, rows: int) -> tuple[dict[str, Any], int]:
-        batch, tokens = self.family.synthetic_batch(self.settings, self.model.config, rows)
+        batch, tokens = self.recipe.synthetic_batch(self.settings, self.model.config, rows)
         moved = {name: part.to(self.device) if isinstance(part, Tensor) else part for name, part in batch.items()}
         return moved, tokens
 
@@ -111,8 +111,8 @@ class TrialStep:
                 memory.peaks.clear()
                 gradients.clear()
                 count.flops = 0
-                # Packing pads to a multiple of tokens. For few examples that is much, for many next to nothing, so the
-                # padding of few does not extrapolate.
+                # Packing pads the tokens to a multiple, which adds much to few examples and little to many: costs with
+                # padding can't be extrapolated.
                 with count, memory, hooks, without_row_padding():
                     loss = self._forward(**batch).loss
                     saved = memory.saved

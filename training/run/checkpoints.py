@@ -1,4 +1,7 @@
-"""Run checkpoints: the whole state of a run, written beside and renamed in, so that each is whole or not there."""
+"""Run checkpoints: the complete state of a run.
+
+A checkpoint is written under a temporary name and then renamed, so that an incomplete one is never taken for whole.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +30,17 @@ _PREFIX = "step-"
 
 @dataclass
 class Progress:
-    """Where a run stands.
+    """The progress of a run.
 
     Attributes:
-        step: optimizer steps done.
-        epoch: number of the epoch.
-        step_in_epoch: steps done in it.
+        step: number of optimizer steps done.
+        epoch: number of the current epoch.
+        step_in_epoch: number of steps done in the current epoch.
         seconds: time spent in training.
-        tokens: tokens seen, padding not counted.
-        skipped_steps: how many of the steps changed no weights, as their loss or gradient was not finite.
-        best_step: the step of the best evaluation, if the best is to be kept.
-        best_loss: the loss at it.
+        tokens: number of tokens seen, without padding.
+        skipped_steps: number of steps that changed no weights because their loss or gradient was not finite.
+        best_step: step of the evaluation with the lowest loss; None unless the run keeps the best checkpoint.
+        best_loss: loss of that evaluation.
     """
 
     step: int = 0
@@ -57,18 +60,18 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def latest_step(folder: Path) -> int:
-    """The step of the newest checkpoint in a folder; 0 if there is none."""
+    """The step of the newest checkpoint in a folder; 0 without a checkpoint."""
     found = list_checkpoints(folder)
     return _number(found[-1]) if found else 0
 
 
 def checkpoint_of(folder: Path, step: int) -> Path:
-    """The checkpoint of a step, whether it is there or not."""
+    """The path of a step's checkpoint, whether or not it exists."""
     return folder / f"{_PREFIX}{step}"
 
 
 def _checksums(checkpoint: Path) -> dict[str, str]:
-    """The SHA-256 of each file of a checkpoint, by its place in it."""
+    """The SHA-256 of each file of a checkpoint, by the file's path within it."""
     sums = {}
     for path in sorted(checkpoint.rglob("*")):
         if path.is_file() and path.name != _CHECKSUM_FILE:
@@ -78,7 +81,7 @@ def _checksums(checkpoint: Path) -> dict[str, str]:
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """Whether the files of a checkpoint are as they were saved; what is not is logged."""
+    """Returns whether all files of a checkpoint are as they were saved. Logs the names of damaged ones."""
     try:
         expected = read_json(checkpoint, _CHECKSUM_FILE, str(checkpoint))
     except (OSError, ValueError):
@@ -86,61 +89,62 @@ def is_whole(checkpoint: Path) -> bool:
     found = _checksums(checkpoint)
     damaged = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
     if damaged:
-        logger.warning("The checkpoint %s is damaged (%s), and is left out.", checkpoint, ", ".join(damaged))
+        logger.warning("The checkpoint %s is damaged (%s) and is skipped.", checkpoint, ", ".join(damaged))
     return not damaged
 
 
 def last_whole_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint whose files are as they were saved; what is passed over is logged."""
+    """The newest checkpoint that is whole, or None. Logs the incomplete and damaged checkpoints that it skips."""
     for partial in folder.glob(f"{PARTIAL}*"):
-        logger.warning("The checkpoint %s was not saved to its end, and is left out.", partial)
+        logger.warning("The checkpoint %s was not saved completely and is skipped.", partial)
     return next((checkpoint for checkpoint in reversed(list_checkpoints(folder)) if is_whole(checkpoint)), None)
 
 
 def save_checkpoint(accelerator: Accelerator, folder: Path, progress: Progress, keep_last: int) -> None:
-    """Saves weights, optimizer, random state and progress, and then deletes what need not be kept.
+    """Saves weights, optimizer, random state and progress, then deletes the checkpoints that need not be kept.
 
-    Kept are the last checkpoints, and the one of the best evaluation that each of them knows.
+    The last `keep_last` checkpoints are kept, and for each of them the checkpoint of the best evaluation until then.
+    Every process must call this function.
 
     Args:
-        accelerator: holds what is prepared for training. Every process must call this.
-        folder: of the checkpoints.
-        progress: where the run stands.
+        accelerator: accelerator that the model and the optimizer are prepared with.
+        folder: folder of the checkpoints.
+        progress: progress of the run.
         keep_last: number of checkpoints to keep.
 
     Raises:
-        OSError: in every process, if one could not write its part. The earlier checkpoints are as they were.
+        OSError: in every process, if one of them could not write its part. Earlier checkpoints stay unchanged.
     """
     partial = folder / f"{PARTIAL}{progress.step}"
     main = accelerator.is_main_process
     failure = attempt(lambda: _make_room(folder, partial)) if main else None
-    # The processes agree before each part, so that none waits for one that has failed.
+    # The processes exchange failures before each part, so that none waits for a process that has failed.
     if _all_did(accelerator, failure):
         failure = attempt(lambda: accelerator.save_state(str(partial)))
     if _all_did(accelerator, failure) and main:
         failure = attempt(lambda: _finish(partial, checkpoint_of(folder, progress.step), progress))
     if not _all_did(accelerator, failure):
         earlier = list_checkpoints(folder)
-        stands = f"; the one of step {_number(earlier[-1])} stands" if earlier else "; there is none before it"
-        error = not_written(f"the checkpoint of step {progress.step}", folder, failure, stands)
+        remaining = f"; that of step {_number(earlier[-1])} is kept" if earlier else "; there is no earlier one"
+        error = not_written(f"the checkpoint of step {progress.step}", folder, failure, remaining)
         if main:
             shutil.rmtree(partial, ignore_errors=True)
         raise error from failure
     if main:
         for checkpoint in list_checkpoints(folder):
-            # It is damaged: the run would else have gone on from it.
+            # A later checkpoint is damaged: otherwise the run would have continued from it.
             if _number(checkpoint) > progress.step:
                 _delete(checkpoint)
         tidy(folder, progress.step, keep_last)
 
 
 def tidy(folder: Path, step: int, keep_last: int) -> None:
-    """Deletes what was left half written or half deleted, and the checkpoints that need not be kept.
+    """Deletes the leftovers of interrupted writes and deletions, and the checkpoints that need not be kept.
 
     Args:
-        folder: of the checkpoints.
-        step: of the last checkpoint that counts; later ones are left alone.
-        keep_last: number of checkpoints to keep, beside the one of the best evaluation that each of them knows.
+        folder: folder of the checkpoints.
+        step: step of the last checkpoint to consider; later ones stay.
+        keep_last: number of checkpoints to keep, in addition to those of the best evaluations that they record.
     """
     for prefix in (PARTIAL, OLD):
         delete_leftovers(folder, prefix)
@@ -159,7 +163,7 @@ def _delete(checkpoint: Path) -> None:
 
 
 def _all_did(accelerator: Accelerator, failure: Exception | None) -> bool:
-    """Whether no process failed, once all have come here."""
+    """Returns whether no process has failed; waits until every process has called this function."""
     if accelerator.num_processes == 1:
         return failure is None
     failed = torch.tensor([int(failure is not None)], device=accelerator.device)
@@ -183,7 +187,7 @@ def _best_step(checkpoint: Path) -> int | None:
     try:
         return _read_progress(checkpoint).best_step
     except ValueError:
-        # A damaged one knows none.
+        # The progress file is damaged, so that the best step is unknown.
         return None
 
 
@@ -192,27 +196,28 @@ def _number(checkpoint: Path) -> int:
 
 
 def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> Progress:
-    """Restores what `save_checkpoint` saved, and tells where the run stood.
+    """Restores the state that `save_checkpoint` saved, and returns the progress of the run.
 
-    Another number of processes than saved it can load it too; then dropout is not what it would have been.
+    The number of processes may differ from that of the run that saved the checkpoint. Random numbers in training, such
+    as those of dropout, then differ from those of an uninterrupted run.
 
     Raises:
-        ValueError: if the checkpoint does not fit the model, or holds what may run code when it is loaded.
+        ValueError: if the checkpoint does not fit the model, or has a file that may run code when it is loaded.
     """
     saved_by = len(list(checkpoint.glob("random_states_*.pkl")))
     if saved_by != accelerator.num_processes:
         logger.info(
-            "The checkpoint %s is of %d processes, not %d: what is drawn in training, such as dropout, is not as it "
-            "would have been.",
+            "The checkpoint %s was saved by %d processes, not %d: random numbers in training, such as those of "
+            "dropout, differ from those of an uninterrupted run.",
             *(checkpoint, saved_by, accelerator.num_processes),
         )
     try:
         if saved_by == accelerator.num_processes:
-            # Accelerate passes over what it can't read.
+            # Accelerate ignores random states that it can't read; here they raise an error.
             load(checkpoint / f"random_states_{accelerator.process_index}.pkl", weights_only=True)
         accelerator.load_state(str(checkpoint), load_kwargs={"weights_only": True})
     except UnpicklingError:
-        raise ValueError(f"the checkpoint {checkpoint} may run code when it is loaded, and is not") from None
+        raise ValueError(f"the checkpoint {checkpoint} may run code when it is loaded, so it was not loaded") from None
     except (RuntimeError, SafetensorError, EOFError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"the checkpoint {checkpoint} does not fit the model: {reason}") from None
@@ -225,7 +230,7 @@ def _read_progress(checkpoint: Path) -> Progress:
     try:
         progress = make_settings(Progress, values)
     except ValueError as error:
-        raise ValueError(f"{label} has a {_STATE_FILE} that does not fit: {error}") from None
+        raise ValueError(f"{label} has a {_STATE_FILE} that is invalid: {error}") from None
     for name, value in asdict(progress).items():
         if value is not None and not value >= 0 and name != "best_loss":
             raise ValueError(f"{label} has a {_STATE_FILE} with a negative `{name}` ({value})")

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever happens while they are written."""
+"""Atomic writing of files and folders: after any interruption, each exists complete or not at all."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-# What is being written, and what was replaced and is being deleted. Neither counts.
+# Prefixes of files and folders that are being written, and of those that are being deleted. Readers ignore both.
 PARTIAL, OLD = "partial-", "old-"
 
-# Of a full disk safetensors and torch tell by errors of their own.
+# safetensors and torch raise their own errors when the disk is full.
 WRITE_ERRORS = (OSError, SafetensorError, RuntimeError)
 
 
 def flush(path: Path) -> None:
-    """Has a file or folder on the disk, not only in memory."""
+    """Forces a file or folder from the system's buffers to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -26,13 +26,13 @@ def flush(path: Path) -> None:
 
 
 def rename_in(partial: Path, final: Path) -> None:
-    """Gives what is written to its end, a file or a folder, its name; what had the name before is deleted.
+    """Renames a completely written file or folder to its final name, and deletes what had that name before.
 
     Args:
-        partial: what was written, in the folder of `final`.
-        final: the name.
+        partial: path of the written file or folder, in the same folder as `final`.
+        final: path to rename it to.
     """
-    # Without this, a machine that loses power can keep the new name and lose the content.
+    # Without this, a loss of power could leave the new name without the content.
     for path in (*partial.rglob("*"), partial):
         flush(path)
     if final.is_dir():
@@ -43,7 +43,11 @@ def rename_in(partial: Path, final: Path) -> None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Takes a folder's name away before it is deleted, so that no half of it is taken for the whole."""
+    """Renames a folder before it is deleted, so that a half-deleted one is not mistaken for a complete one.
+
+    Returns:
+        The new path.
+    """
     delete_leftovers(folder.parent, OLD, folder.name)
     aside = folder.with_name(f"{OLD}{folder.name}")
     os.replace(folder, aside)
@@ -51,7 +55,7 @@ def set_aside(folder: Path) -> Path:
 
 
 def delete_leftovers(folder: Path, prefix: str, name: str = "*") -> None:
-    """Deletes what an interrupted writing or deletion left in a folder."""
+    """Deletes what an interrupted write or deletion left in a folder."""
     for path in folder.glob(f"{prefix}{name}"):
         if path.is_dir():
             shutil.rmtree(path)
@@ -60,14 +64,14 @@ def delete_leftovers(folder: Path, prefix: str, name: str = "*") -> None:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Writes a file beside, and renames it in."""
+    """Writes a text file atomically: under a temporary name first, which is then replaced by the final one."""
     partial = file.with_name(f"{PARTIAL}{file.name}")
     partial.write_text(text, encoding="utf-8")
     rename_in(partial, file)
 
 
 def attempt(work: Callable[[], object]) -> Exception | None:
-    """Does what writes to the disk; returns the error if that fails."""
+    """Calls a function that writes to the disk, and returns the error if that fails."""
     try:
         work()
     except WRITE_ERRORS as error:
@@ -76,20 +80,20 @@ def attempt(work: Callable[[], object]) -> Exception | None:
 
 
 def not_written(what: str, folder: Path, error: Exception | None, otherwise: str = "") -> OSError:
-    """The error of one line that tells that something could not be written.
+    """Makes an error that says in one line that something could not be written, and why.
 
     Args:
-        what: it was.
-        folder: where to.
-        error: that was met; None: another process met it.
-        otherwise: what there is to add.
+        what: words for what could not be written, such as "the model".
+        folder: folder that it was to be written to.
+        error: the error that was raised; None if it was raised in another process.
+        otherwise: text to append to the message.
     """
     if error is None:
         reason = "another process failed to write its part"
     elif isinstance(error, OSError):
         reason = error.strerror or str(error)
     elif shutil.disk_usage(folder).free < 2**20:
-        # Which torch does not tell.
+        # torch does not report that the disk is full.
         reason = os.strerror(28)
     else:
         reason = " ".join(str(error).split())

@@ -1,4 +1,7 @@
-"""The fingerprint of a run: what it depends on beside its settings, to find what has changed when it is resumed."""
+"""The fingerprint of a run: all that its result depends on besides its settings.
+
+When a run is resumed, comparing fingerprints finds what has changed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from .files import write_text
 
 ORIGIN_FILE = "origin.json"
 
-# The digest of larger data covers this many rows, evenly spaced.
+# The digest covers at most this many rows, evenly spaced over the data.
 SAMPLED_ROWS = 2**14
 _ROWS_AT_ONCE = 256
 
@@ -32,7 +35,10 @@ def package_versions() -> dict[str, str]:
 
 
 def describe_rows(rows: Dataset) -> dict[str, Any]:
-    """The number of rows, and a digest of the content of `SAMPLED_ROWS` of them, wherever they were read from."""
+    """The number of rows, and a digest of the content of up to `SAMPLED_ROWS` of them.
+
+    The digest does not depend on the folder that the rows were read from.
+    """
     # The source of a document is a path, which changes when the data is moved.
     columns = [name for name in rows.column_names if not (name == "source" and "text" in rows.column_names)]
     table = rows.select_columns(columns).with_format("arrow")
@@ -69,14 +75,15 @@ def describe_folder(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class RunFingerprint:
-    """What a run depends on beside its settings.
+    """All that the result of a run depends on besides its settings.
 
     Attributes:
         data: number of rows and digest of the "training" and the "held-out" data.
         tokenizer: digest of the files of the tokenizer or processor.
         model: fields of the model's configuration.
         versions: versions of packages.
-        accepted: changes since the run began that `accept_changes` let through, with the steps; None: never compared.
+        accepted: changes that `accept_changes` has allowed since the run began, and the steps at which it was resumed
+            with them; None if the run has never been compared.
     """
 
     data: dict[str, dict[str, Any]]
@@ -105,7 +112,7 @@ class RunFingerprint:
 
     @classmethod
     def load(cls, folder: Path) -> RunFingerprint | None:
-        """Loads the fingerprint that the run in a folder began with; None if there is none.
+        """Loads the fingerprint that the run in a folder was started with; None if it has no such file.
 
         Raises:
             ValueError: if the file is incomplete.
@@ -130,7 +137,7 @@ class RunFingerprint:
             if rows["rows"] != before["rows"]:
                 found.append(f"the {part} data had {before['rows']:,} rows, not {rows['rows']:,}")
             elif rows != before:
-                found.append(f"the {part} data has the same number of rows ({rows['rows']:,}), but others")
+                found.append(f"the {part} data has the same number of rows ({rows['rows']:,}), but different ones")
         if now.tokenizer != self.tokenizer:
             found.append("the tokenizer in the folder has been changed")
         found += [
@@ -141,7 +148,7 @@ class RunFingerprint:
         return found
 
     def version_changes(self, now: RunFingerprint) -> list[str]:
-        """Describes which packages have another version in a later fingerprint."""
+        """Describes the packages that have another version in a later fingerprint."""
         return [
             f"{name} was {self.versions.get(name)}, not {found}"
             for name, found in now.versions.items()

@@ -1,12 +1,12 @@
 """The folder of a run.
 
-settings.yaml   what the run was asked for
-origin.json     what it began with: digests of the data and the tokenizer, the model's configuration, versions
-tokenizer/      fixed when the run starts
-checkpoints/    the run's whole state at some steps
-logs/           what the trackers write
-history.jsonl   losses and figures by step
-results.json    what the run came to, once it has ended
+settings.yaml   the settings of the run
+origin.json     the run's fingerprint: digests of data and tokenizer, the model's configuration, versions of packages
+tokenizer/      the tokenizer, fixed when the run starts
+checkpoints/    the complete state of the run at some steps
+logs/           logs of the trackers
+history.jsonl   losses and metrics by step
+results.json    the results, once the run has ended
 model/          the trained model and its tokenizer, loadable by transformers
 """
 
@@ -43,22 +43,23 @@ def open_run(
     resume: bool,
     accept_changes: bool | None = None,
 ) -> Settings:
-    """Starts a run in a new folder, or goes on with the one that it holds.
+    """Determines the settings of a new run, or of a run that is resumed. Writes nothing.
 
     Args:
-        folder: of the run; made if it is not there.
-        settings_class: of the family's settings.
+        folder: folder of the run; it need not exist.
+        settings_class: class of the family's settings.
         family: name of the family.
-        given: the settings that were given, by name.
-        resume: whether to go on with the run in the folder, or to start one if there is none.
-        accept_changes: whether settings that are given go before those that the run was started with; None: they
-            can't.
+        given: the given settings, by name.
+        resume: whether to resume the run in the folder. Without a run there, a new one is started.
+        accept_changes: whether given settings may differ from those that the run was started with, and replace them.
+            None: they may not, and the error does not name this option.
 
     Returns:
-        The run's settings: those given and the defaults, or those that the run was started with.
+        The settings of the run: the defaults, or those that the run was started with, updated with the given ones.
 
     Raises:
-        ValueError: if the folder holds something else, or a run that was not to be resumed or has other settings.
+        ValueError: if the folder holds something other than a run, a run of another family, a run although `resume` is
+            False, or a run with other settings that are not accepted.
     """
     file = folder / SETTINGS_FILE
     if not file.exists():
@@ -66,10 +67,10 @@ def open_run(
         # A run that was killed before its settings were written has not begun.
         begun = f"{PARTIAL}{SETTINGS_FILE}"
         if folder.exists() and (not folder.is_dir() or any(path.name != begun for path in folder.iterdir())):
-            raise ValueError(f"`output` ({folder}) holds something that is no run: choose another folder")
+            raise ValueError(f"`output` ({folder}) holds something other than a run: choose another folder")
         return settings
     if not resume:
-        raise ValueError(f"`output` ({folder}) holds another run: choose another folder, or `resume` to go on with it")
+        raise ValueError(f"`output` ({folder}) holds another run: choose another folder, or `resume` to continue it")
     saved = read_yaml(file)
     saved_family = saved.pop("family", None)
     if saved_family != family:
@@ -78,13 +79,13 @@ def open_run(
     asked = make_settings(settings_class, {**saved, **given})
     differing = setting_changes(settings, asked)
     if differing and not accept_changes:
-        hint = "" if accept_changes is None else " (`accept_changes` lets it)"
+        hint = "" if accept_changes is None else " (`accept_changes` allows it)"
         raise ValueError(f"the run in {folder} can't go on with other settings{hint}: {'; '.join(differing)}")
     return asked
 
 
 def setting_changes(begun: Any, asked: Any) -> list[str]:
-    """Which settings differ."""
+    """Describes the settings that differ."""
     before = to_dict(begun)
     return [
         f"`{name}` was {before[name]!r}, not {value!r}"
@@ -101,20 +102,20 @@ def load_settings(folder: Path, settings_class: type[Settings]) -> Settings:
 
 
 def save_settings(folder: Path, family: str, settings: Any) -> None:
-    """Writes the settings that mark a folder as a run."""
+    """Writes the settings file, which marks a folder as a run; makes the folder if it does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump({"family": family, **to_dict(settings)}, sort_keys=False, allow_unicode=True)
     write_text(folder / SETTINGS_FILE, text)
 
 
 def save_results(folder: Path, results: dict[str, Any]) -> None:
-    """Writes what a run came to."""
+    """Writes the results of a run."""
     text = json.dumps(json_safe(results), indent=2, allow_nan=False)
     write_text(folder / RESULTS_FILE, text + "\n")
 
 
 def json_safe(value: Any) -> Any:
-    """The same with None for each number that is not finite, for which JSON has no word."""
+    """The same value with None for each number that is not finite, since JSON can't represent it."""
     if isinstance(value, dict):
         return {name: json_safe(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -123,28 +124,35 @@ def json_safe(value: Any) -> Any:
 
 
 def load_results(folder: Path) -> dict[str, Any] | None:
-    """Reads what a run came to, its figures that are no number as NaN; None if it has not ended."""
+    """Reads the results of a run, with metrics that are null as NaN.
+
+    Returns:
+        The results; None if the run has not ended.
+
+    Raises:
+        ValueError: if the file is invalid.
+    """
     file = folder / RESULTS_FILE
     if not file.exists():
         return None
     results = read_json(folder, RESULTS_FILE, f"the run in {folder}")
     metrics = results.get("metrics", {})
     if not isinstance(metrics, dict):
-        raise ValueError(f"the run in {folder} has a {RESULTS_FILE} whose `metrics` are no JSON object")
+        raise ValueError(f"the run in {folder} has a {RESULTS_FILE} whose `metrics` are not a JSON object")
     results["metrics"] = {name: math.nan if value is None else value for name, value in metrics.items()}
     return results
 
 
 @contextmanager
 def writing(what: str, folder: Path) -> Iterator[None]:
-    """Says in one line what could not be written.
+    """A context that turns each error of writing into an OSError of one line.
 
     Args:
-        what: is written.
-        folder: where to.
+        what: words for what is written, such as "the model".
+        folder: folder that it is written to.
 
     Raises:
-        OSError: for an error of the disk.
+        OSError: if writing fails.
     """
     try:
         yield

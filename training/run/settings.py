@@ -17,7 +17,7 @@ Settings = TypeVar("Settings")
 
 # The settings that give the length of a run; at most one of them may be set.
 DURATIONS = ("steps", "epochs", "minutes")
-# More worker processes would only bring the machine down.
+# More worker processes would only overload the machine.
 MOST_WORKERS = 512
 # The longest sequence whose positions fit into 32 bits.
 MOST_TOKENS = 2**31 - 1
@@ -30,11 +30,11 @@ class Bounds:
     """The values that a setting may have.
 
     Args:
-        above: a number that it must exceed.
-        least: the smallest number allowed.
-        most: the largest number allowed.
-        below: a number that it must not reach.
-        choices: the words allowed; none: all.
+        above: number that the value must exceed.
+        least: smallest allowed value.
+        most: largest allowed value.
+        below: number that the value must be less than.
+        choices: allowed words; if empty, all are allowed.
     """
 
     above: float | None = None
@@ -81,14 +81,14 @@ def option(default: Any, help: str, **bounds: Any) -> Any:
 
 @dataclass
 class RunSettings:
-    """The settings that every run has, of training and of fine-tuning."""
+    """The settings of every run, whether of training or of fine-tuning."""
 
     data: list[str] = option([], "Data to train on; several sources are joined.")
     split: str = option("train", "The split of a Hub data set to train on.")
     validation: str = option("0.05", "Held-out data: a share of the rows, or another source like --data.")
     batch_size: int = option(32, "Examples per step, over all processes and accumulation.", least=1)
     accumulation: int = option(
-        1, "Parts in which each process computes its share of a batch, to save memory.", least=1
+        1, "Number of parts in which each process computes its share of a batch, to save memory.", least=1
     )
     learning_rate: float | None = option(None, "Highest learning rate.", above=0)
     warmup: float = option(0.1, "Share of the training in which the learning rate rises.", least=0, most=1)
@@ -96,7 +96,9 @@ class RunSettings:
     precision: str = option("no", "Mixed precision: 'no' (float32), 'bf16' or 'fp16'.", choices=("no", "bf16", "fp16"))
     seed: int = option(0, "Seed of new weights, data and dropout.")
     log_every: int = option(10, "Steps between logged values.", least=1)
-    log_with: list[str] = option(["tensorboard"], "Trackers to log to, as Accelerate names them; 'none' for none.")
+    log_with: list[str] = option(
+        ["tensorboard"], "Trackers to log to, by Accelerate's names; 'none' turns logging to trackers off."
+    )
 
     def __post_init__(self) -> None:
         self.check()
@@ -105,7 +107,7 @@ class RunSettings:
         """Checks the settings as far as possible before any data is read.
 
         Raises:
-            ValueError: naming the setting, its value and what is allowed.
+            ValueError: if a setting is out of bounds; the error names the setting, its value and the allowed values.
         """
         for setting in dataclasses.fields(self):
             value = getattr(self, setting.name)
@@ -118,7 +120,7 @@ class RunSettings:
 
 @dataclass
 class TrainingSettings(RunSettings):
-    """The settings that training has in every family.
+    """The settings of training in every family.
 
     Attributes:
         planned: names of the settings that change what a run takes in memory or time.
@@ -135,7 +137,7 @@ class TrainingSettings(RunSettings):
     steps: int | None = option(None, "Train for this many steps.", above=0)
     epochs: float | None = option(None, "Train for this many passes over the data.", above=0)
     minutes: float | None = option(
-        None, "Train for this many minutes; such a run can't be repeated to the bit.", above=0
+        None, "Train for this many minutes; such a run is not exactly reproducible.", above=0
     )
     learning_rate: float | None = option(
         None, "Highest learning rate; derived from the model's width if not given.", above=0
@@ -152,7 +154,7 @@ class TrainingSettings(RunSettings):
     compile: bool = option(False, "Compile the model with torch.compile. On a CPU that makes training slower.")
     workers: int = option(
         0,
-        "Processes that prepare batches beside the training; the batches don't depend on them.",
+        "Number of processes that prepare batches during training; it does not change the batches.",
         least=0,
         most=MOST_WORKERS,
     )
@@ -166,7 +168,7 @@ class TrainingSettings(RunSettings):
         False, "Also keep the checkpoint with the lowest held-out loss; its model becomes the final one."
     )
     skip_nonfinite: int = option(
-        0, "Steps to skip, at most, because their loss or gradient is not finite; one more ends the run.", least=0
+        0, "Most steps to skip because their loss or gradient is not finite; one more such step ends the run.", least=0
     )
 
     def check(self) -> None:
@@ -212,7 +214,7 @@ def make_settings(settings_class: type[Settings], values: dict[str, Any]) -> Set
     """Makes settings from values by name, such as those of a YAML file.
 
     Raises:
-        ValueError: for a name that is not a setting (with the nearest setting), or a value of another type.
+        ValueError: if a name is not a setting (the error names the nearest setting), or a value has another type.
     """
     types = field_types(settings_class)
     for name in values:
@@ -225,7 +227,7 @@ def make_settings(settings_class: type[Settings], values: dict[str, Any]) -> Set
 
 
 def _converted(name: str, value: Any, expected: Any) -> Any:
-    """Converts a value to the type of its setting: whole numbers become floats, and single words lists."""
+    """Converts a value to the type of its setting: a whole number to a float, or a single word to a list."""
     options = typing.get_args(expected) if type(None) in typing.get_args(expected) else (expected,)
     if value is None and type(None) in options:
         return None

@@ -1,4 +1,4 @@
-"""Reading YAML files of settings that anyone may have written."""
+"""Reading YAML files of settings, which may come from untrusted sources."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-# What `yaml` raises, which lets through those of what it builds: of a date that there is not, a number of too many
-# digits, a tag that does not suit its value, or brackets in brackets without end.
+# Errors of `yaml.safe_load`. Those that are no YAMLError come from the values that it builds: a date that does not
+# exist, a number with too many digits, a tag that does not fit its value, or brackets that are nested too deeply.
 YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
 
 
@@ -20,7 +20,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     """Reads settings from a YAML file.
 
     Raises:
-        ValueError: if it is not there, does not parse (with the line), or is no mapping.
+        ValueError: if the file can't be read, is not YAML (the error names the line), or is not a mapping.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -44,10 +44,14 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def require_small(value: Any, label: str) -> None:
-    """Refuses what is short as YAML, by aliases, but without end or nearly so when it is written out.
+    """Raises if a value has too many parts. Aliases let a short YAML file stand for a huge or endless value.
+
+    Args:
+        value: the value that was read.
+        label: name of its source, for the error.
 
     Raises:
-        ValueError: if it has more parts than any settings have.
+        ValueError: if the value has more than `_MOST_PARTS` parts.
     """
     rest, number = [value], 0
     while rest:

@@ -185,7 +185,7 @@ def test_going_on_with_other_settings(command, flags, refusal, tmp_path):
     line = ["train", "bert", *flags(), "--output", tmp_path / "run", "--resume"]
     assert command(*line, "--save-every", "2").code == 0
     (tmp_path / "run" / "results.json").unlink()
-    assert "(`accept_changes` lets it): `steps` was 4, not 5" in refusal(*line, "--steps", "5")
+    assert "(`accept_changes` allows it): `steps` was 4, not 5" in refusal(*line, "--steps", "5")
     done = command(*line, "--steps", "5", "--accept-changes")
     assert done.code == 0
     assert "goes on from step 4 with what it did not begin with: `steps` was 4, not 5" in done.out
@@ -365,7 +365,7 @@ def test_a_folder_with_something_else_is_left_as_it_is(refusal, flags, tmp_path)
     (tmp_path / "thesis.txt").write_text("my only copy")
     for more in ([], ["--resume"]):
         line = refusal("train", "bert", *flags(), "--output", tmp_path, *more)
-        assert "holds something that is no run: choose another folder" in line
+        assert "holds something other than a run: choose another folder" in line
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 

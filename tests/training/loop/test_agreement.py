@@ -114,5 +114,5 @@ def test_a_part_of_a_checkpoint_that_is_not_written_fails_in_both(two, tmp_path,
     for rank, message in told.items():
         reason = "No space left on device" if rank == failing else "another process failed to write its part"
         assert message.startswith("OSError: the checkpoint of step 4 could not be written to ")
-        assert message.endswith(f": {reason}; the one of step 2 stands")
+        assert message.endswith(f": {reason}; that of step 2 is kept")
     assert [path.name for path in (tmp_path / "two" / "checkpoints").iterdir()] == ["step-2"]

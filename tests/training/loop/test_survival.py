@@ -287,7 +287,7 @@ def test_each_write_of_a_save_can_fail(pretrain, tmp_path, same_as_straight, num
         folder = tmp_path / str(number)
         with pytest.MonkeyPatch.context() as patch:
             Disk(patch, number, torn=True, error=error, only=of_the_second_save)
-            told = "the checkpoint of step 4 could not be written to .*/checkpoints: .*; the one of step 2 stands"
+            told = "the checkpoint of step 4 could not be written to .*/checkpoints: .*; that of step 2 is kept"
             with pytest.raises(OSError, match=told) as raised:
                 pretrain(folder, **SETTINGS)
         assert "\n" not in str(raised.value)
@@ -300,7 +300,7 @@ def test_before_there_is_a_checkpoint(pretrain, tmp_path):
     error = OSError(errno.ENOSPC, "No space left")
     with pytest.MonkeyPatch.context() as patch:
         Disk(patch, 1, error=error, only=lambda name, path: name == "save")
-        with pytest.raises(OSError, match=r"step 2 could not be written .*: No space left; there is none before it"):
+        with pytest.raises(OSError, match=r"step 2 could not be written .*: No space left; there is no earlier one"):
             pretrain(tmp_path / "run", **SETTINGS)
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
 
@@ -366,7 +366,7 @@ def test_a_disk_that_is_really_full(pretrain, small_disk, straight, same_as_stra
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Loop, "_save", filled)
-        told = "step 4 could not be written to .*: .*No space left on device.*; the one of step 2 stands"
+        told = "step 4 could not be written to .*: .*No space left on device.*; that of step 2 is kept"
         with pytest.raises(OSError, match=told):
             pretrain(folder, **SETTINGS)
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-2"]
@@ -426,4 +426,4 @@ def test_a_checkpoint_of_other_processes_is_told_of(pretrain, tmp_path, caplog):
     (checkpoint / "checksums.json").write_text(json.dumps(checkpoints._checksums(checkpoint)))
     with caplog.at_level(logging.INFO, logger="regard"):
         pretrain(folder, resume=True, **SETTINGS)
-    assert "is of 2 processes, not 1" in caplog.text
+    assert "was saved by 2 processes, not 1" in caplog.text

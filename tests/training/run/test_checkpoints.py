@@ -200,7 +200,7 @@ def test_the_disk_is_full(pretrain, tmp_path, same_as_straight):
             pretrain(tmp_path / "run", **SETTINGS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("accelerate.Accelerator.save_state", full)
-        told = r"step 6 could not be written to .*: No space left on device; the one of step 4 stands"
+        told = r"step 6 could not be written to .*: No space left on device; that of step 4 is kept"
         with pytest.raises(OSError, match=told):
             pretrain(tmp_path / "run", resume=True, **SETTINGS)
     assert [path.name for path in list_checkpoints(tmp_path / "run" / "checkpoints")] == ["step-2", "step-4"]
@@ -313,4 +313,4 @@ def test_resuming_past_a_damaged_checkpoint_ends_in_the_same_weights(pretrain, t
 def test_an_unfinished_save_is_named(tmp_path, caplog):
     (tmp_path / "partial-4").mkdir()
     assert last_whole_checkpoint(tmp_path) is None
-    assert "partial-4 was not saved to its end" in caplog.text
+    assert "partial-4 was not saved completely" in caplog.text

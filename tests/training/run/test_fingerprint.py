@@ -110,7 +110,8 @@ def test_another_model_is_refused_unless_accepted(pretrain, begun, data):
 def test_other_settings_that_are_accepted_hold_from_then_on(pretrain, begun, data, caplog):
     other = {**SETTINGS, "steps": 6, "learning_rate": 0.25}
     with pytest.raises(
-        ValueError, match=r"other settings \(`accept_changes` lets it\): `learning_rate` was .*; `steps` was 5, not 6"
+        ValueError,
+        match=r"other settings \(`accept_changes` allows it\): `learning_rate` was .*; `steps` was 5, not 6",
     ):
         pretrain(begun, resume=True, data=[str(data)], **other)
     with pytest.MonkeyPatch.context() as patch:
@@ -270,7 +271,7 @@ def test_the_held_out_data_is_told_apart(tmp_path):
     rows, held_out = rows_of(text=["a", "b", "c"]), rows_of(text=["d", "e"])
     begun = RunFingerprint.take(rows, held_out, tmp_path, BertConfig())
     now = RunFingerprint.take(rows, rows_of(text=["d", "f"]), tmp_path, BertConfig())
-    assert begun.changes(now) == ["the held-out data has the same number of rows (2), but others"]
+    assert begun.changes(now) == ["the held-out data has the same number of rows (2), but different ones"]
 
 
 def test_what_differs_is_named():
@@ -291,7 +292,7 @@ def test_what_differs_is_named():
     now["versions"] = {"torch": "3", "datasets": "5"}
     assert before.changes(RunFingerprint(**now)) == [
         "the training data had 1,000 rows, not 1,001",
-        "the held-out data has the same number of rows (2), but others",
+        "the held-out data has the same number of rows (2), but different ones",
         "the tokenizer in the folder has been changed",
         "the model's `gone` was 1, not None",
         "the model's `hidden_size` was 768, not 3",

@@ -45,9 +45,9 @@ def test_wrong_settings_are_refused_in_a_new_folder(tmp_path, resume):
 def test_a_folder_with_something_else_is_refused(tmp_path, resume):
     (tmp_path / "thesis.txt").write_text("my only copy")
     before = contents(tmp_path)
-    with pytest.raises(ValueError, match=r"`output` \(.*\) holds something that is no run"):
+    with pytest.raises(ValueError, match=r"`output` \(.*\) holds something other than a run"):
         open_bert(tmp_path, resume=resume)
-    with pytest.raises(ValueError, match=r"`output` \(.*thesis.txt\) holds something that is no run"):
+    with pytest.raises(ValueError, match=r"`output` \(.*thesis.txt\) holds something other than a run"):
         open_bert(tmp_path / "thesis.txt", resume=resume)
     assert contents(tmp_path) == before
 
@@ -76,7 +76,7 @@ def test_every_kind_of_value_comes_back_as_it_was(tmp_path):
 
 def test_another_run_is_not_overwritten(run_folder):
     before = contents(run_folder)
-    with pytest.raises(ValueError, match="holds another run: choose another folder, or `resume` to go on with it"):
+    with pytest.raises(ValueError, match="holds another run: choose another folder, or `resume` to continue it"):
         open_bert(run_folder, {"steps": 5})
     assert contents(run_folder) == before
 
