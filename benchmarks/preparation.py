@@ -96,19 +96,23 @@ class RegardPreparation(PreparationSide):
         self.tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
         self.masking = Masking.from_tokenizer(self.tokenizer)
 
-    def prepare(self) -> Any:
-        """The examples of an epoch, which are made when they are asked for."""
-        from regard.training.examples.bert import BertExamples
+    def tokenize(self) -> Any:
+        """The tokenized corpus."""
         from regard.training.examples.tokenized import tokenize_documents
 
-        corpus = tokenize_documents(self.documents, self.tokenizer)
-        return BertExamples(corpus, self.tokenizer, self.masking, self.parameters["length"]).epoch(0)
+        return tokenize_documents(self.documents, self.tokenizer)
+
+    def prepare(self) -> Any:
+        """The examples of an epoch, each of which is made when it is read."""
+        from regard.training.examples.bert import BertExamples
+
+        return BertExamples(self.tokenize(), self.tokenizer, self.masking, self.parameters["length"]).epoch(0)
 
     def check(self) -> dict[str, Any]:
         """The ids of the corpus."""
         from regard.training.examples.tokenized import FlatColumn
 
-        return {"ids": _digest(FlatColumn(self.prepare().examples.corpus, "ids").parts())}
+        return {"ids": _digest(FlatColumn(self.tokenize(), "ids").parts())}
 
 
 class BareTokenizer(PreparationSide):

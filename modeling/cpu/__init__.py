@@ -7,11 +7,11 @@ and falls back on PyTorch's own operators.
 from .additive import additive_scores
 from .attention import SequenceBounds, attend_packed, attention_kernel
 from .dropout import Dropout, apply_dropout
+from .fused_cross_entropy import pad_positions, vocabulary_loss
 from .kernel_choice import readable_values
 from .linear import Linear, activated_linear, fast_inference
 from .padding import pad_to_multiple, without_row_padding
 from .rnn import GRU, LSTM, GRUCell, LSTMCell, ReadingOrder, StepProducts, reading_orders, share_step_products
-from .vocabulary_loss import pad_positions, vocabulary_loss
 
 __all__ = [
     "GRU",

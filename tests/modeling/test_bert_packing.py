@@ -16,8 +16,8 @@ from regard import (
     RegardBertForTokenClassification,
     RegardBertModel,
 )
+from regard.modeling.cpu import fused_cross_entropy as vocabulary
 from regard.modeling.cpu import padding
-from regard.modeling.cpu import vocabulary_loss as vocabulary
 from regard.training.examples.bert import BertCollator
 
 LENGTHS = (11, 7, 4)

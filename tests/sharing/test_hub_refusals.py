@@ -50,10 +50,10 @@ def write(name, text):
         (write("config.json", "{}"), "of the type None"),
         (write("config.json", '{"model_type": "llama"}'), "of the type 'llama'"),
         (drop("model.safetensors"), "has no weights"),
-        (lambda folder: os.truncate(folder / "model.safetensors", 5000), "no whole model.safetensors"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 5000), "no complete model.safetensors"),
         (
             lambda folder: (folder / "model.safetensors").write_bytes(pickle.dumps({"a": 1})),
-            "no whole model.safetensors",
+            "no complete model.safetensors",
         ),
     ],
 )
@@ -68,7 +68,7 @@ def test_a_shard_that_is_missing(tmp_path):
     folder = save_model(tmp_path / "model", *make_model("regard_bert"), max_shard_size="2KB")
     assert check_folder(folder) == "regard_bert"
     sorted(folder.glob("model-*"))[2].unlink()
-    assert "no whole model-00003-of-" in refusal(folder, "me/x")
+    assert "no complete model-00003-of-" in refusal(folder, "me/x")
 
 
 @pytest.mark.parametrize("repo_id", ["", "a/b/c", "me/x y", "me/a--b", "https://huggingface.co/me/x", "me/x.git"])

@@ -16,7 +16,7 @@ from transformers import BertConfig
 
 import regard.commands.app
 from regard.commands.push import plain_card
-from regard.training.reading import tables
+from regard.training.reading import sources
 from tests.regard.commands.test_bad_input import write_rows
 from tests.support.thorough import chosen, one_or_all
 
@@ -195,7 +195,7 @@ def test_a_data_set_that_is_a_script(refusal, tmp_path, monkeypatch):
     def fail(*args, **options):
         raise RuntimeError("Dataset scripts are no longer supported,\nbut found rows.py")
 
-    monkeypatch.setattr(tables, "load_dataset", fail)
+    monkeypatch.setattr(sources, "load_dataset", fail)
     for family, argument in (("bert", "data"), ("captioner", "folder")):
         told = refusal("train", family, "--data", "me/rows", "--output", tmp_path / "output")
         assert f"`{argument}` ('me/rows') is no file or folder here; as a data set on the Hub: Dataset scripts" in told
@@ -206,7 +206,7 @@ def test_a_data_set_whose_rows_do_not_decode(refusal, tmp_path, monkeypatch):
         raise RuntimeError("Could not load libtorchcodec.\nIt is missing.")
 
     rows = datasets.Dataset.from_dict({"text": ["a cat", "a dog"]}).with_transform(decode)
-    monkeypatch.setattr(tables, "load_dataset", lambda *args, **options: rows)
+    monkeypatch.setattr(sources, "load_dataset", lambda *args, **options: rows)
     told = refusal("train", "bert", "--data", "me/rows", "--output", tmp_path / "output")
     assert "me/rows:1 can't be read: Could not load libtorchcodec. It is missing." in told
 

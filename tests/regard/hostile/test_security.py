@@ -107,7 +107,7 @@ def test_pickled_weights_are_refused(refusal, line, tmp_path, name, is_evil):
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     torch.save(weights | ({"evil": Evil(tmp_path / "trace")} if is_evil else {}), folder / "pytorch_model.bin")
-    assert "has its weights in pytorch_model.bin, which may run code when loaded" in refusal(*arguments)
+    assert "has its weights in pytorch_model.bin, which is not loaded since it may run code" in refusal(*arguments)
     assert not (tmp_path / "trace").exists()
 
 

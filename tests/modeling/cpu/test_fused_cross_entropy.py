@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from regard.modeling.cpu import vocabulary_loss as module
-from regard.modeling.cpu.vocabulary_loss import summed_loss
+from regard.modeling.cpu import fused_cross_entropy as module
+from regard.modeling.cpu.fused_cross_entropy import summed_loss
 
 P, E, V = 13, 7, 37
 
