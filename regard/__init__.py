@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from .modeling.transformer import RegardTransformerForConditionalGeneration, RegardTransformerModel
     from .tokenization.processor import RegardCaptionerProcessor, make_captioner_processor
     from .training.families.evaluate import evaluate_model
+    from .training.planning.plan import plan_training
 
 # The module of each public function. The public names of a family are in its record.
 _FUNCTIONS = {
@@ -67,7 +68,7 @@ _FUNCTIONS = {
     "generate_text": ".commands.generate",
     "head_distances": ".inspection.steps.head_distances",
     "order_effect": ".inspection.steps.dependence",
-    "plan_training": ".commands.plan",
+    "plan_training": ".training.planning.plan",
     "plot_head_distances": ".inspection.steps.head_distances",
     "position_gradients": ".inspection.steps.dependence",
     "trace_shapes": ".inspection.steps.trace",

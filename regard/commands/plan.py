@@ -1,52 +1,12 @@
-"""Planning a training run: what `regard plan` does."""
+"""Describing the plan of a training run: what `regard plan` prints."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from ..training.families.recipes import recipe_of
-from ..training.planning.plan import Plan, plan
+from ..training.planning.plan import Plan
 
 _UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
-
-
-def plan_training(
-    family: str,
-    settings: dict[str, Any] | None = None,
-    *,
-    devices: int = 1,
-    tokens: float | None = None,
-    speed: float | None = None,
-    measure: bool = False,
-    efficiency: float = 1.0,
-) -> Plan:
-    """Estimates what a training run takes: parameters, memory of each device, operations and time.
-
-    Args:
-        family: name of the model's family.
-        settings: fields of the family's settings by name.
-        devices: number of devices that share each batch.
-        tokens: number of tokens to train on, as training counts them; if None those of the settings' `steps`, or a
-            billion.
-        speed: tokens per second of one device.
-        measure: whether to measure the speed on this machine.
-        efficiency: share of its speed that each of several devices keeps.
-
-    Raises:
-        ValueError: if there is no such family, an argument is out of range, or the model is too large to be tried out
-            on this machine.
-    """
-    return plan(
-        recipe_of(family),
-        settings,
-        devices=devices,
-        tokens=tokens,
-        speed=speed,
-        measure=measure,
-        efficiency=efficiency,
-    )
 
 
 def plan_lines(made: Plan) -> list[str]:

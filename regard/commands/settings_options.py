@@ -186,7 +186,8 @@ def plan_command(family: str) -> Callable[..., None]:
         settings: Path | None,
         **given: Any,
     ) -> None:
-        from .plan import plan_lines, plan_training
+        from ..training.planning.plan import plan_training
+        from .plan import plan_lines
 
         made = plan_training(
             family,

@@ -13,7 +13,6 @@ import regard
 from regard.commands import app
 from regard.commands.generate import generate_text
 from regard.commands.inspect_faithfulness import held_out_rows
-from regard.commands.plan import plan_training
 from regard.configuration.decoder import RegardDecoderConfig
 from regard.families.decoder import FAMILY as DECODER
 from regard.families.family import Family
@@ -24,6 +23,7 @@ from regard.registration import register_family
 from regard.sharing.export import export_model
 from regard.sharing.hub import check_folder
 from regard.training.families.decoder import DecoderRecipe, DecoderSettings
+from regard.training.planning.plan import plan_training
 from regard.training.run.settings import option
 
 

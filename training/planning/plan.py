@@ -16,7 +16,7 @@ from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..families.base import Recipe
+from ..families.recipes import recipe_of
 from ..run.settings import make_settings
 from .trial_step import TrialResult, TrialStep
 
@@ -129,8 +129,8 @@ class Plan:
         return asdict(self)
 
 
-def plan(
-    recipe: Recipe,
+def plan_training(
+    family: str,
     settings: dict[str, Any] | None = None,
     *,
     devices: int = 1,
@@ -142,7 +142,7 @@ def plan(
     """Estimates the memory, operations and time of a training run on devices of the kind that this machine has.
 
     Args:
-        recipe: recipe of the model's family.
+        family: name of the model's family.
         settings: fields of the family's settings by name.
         devices: number of devices that share each batch.
         tokens: number of tokens to train on, as training counts them; None: those of the settings' `steps`, or else a
@@ -152,9 +152,11 @@ def plan(
         efficiency: share of the speed that each of several devices keeps.
 
     Raises:
-        ValueError: if settings or arguments are out of range, or the model is too large to be tried out here.
+        ValueError: if there is no such family, settings or arguments are out of range, or the model is too large to be
+            tried out here.
     """
     _check(devices, tokens, speed, measure, efficiency)
+    recipe = recipe_of(family)
     chosen: Any = make_settings(recipe.settings_class, settings or {})
     examples, rest = divmod(chosen.batch_size, devices * chosen.accumulation)
     if rest:

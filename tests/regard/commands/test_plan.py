@@ -4,9 +4,10 @@ import pytest
 import yaml
 
 import regard
-from regard.commands.plan import plan_lines, plan_training
+from regard.commands.plan import plan_lines
 from regard.commands.settings_options import settings_options
 from regard.training.families.recipes import TRAINABLE
+from regard.training.planning.plan import plan_training
 
 SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 56}
 TINY = {

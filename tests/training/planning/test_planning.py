@@ -19,7 +19,7 @@ from regard.training.planning import plan as planning
 from regard.training.planning import trial_step
 from regard.training.planning.flops import FlopCount
 from regard.training.planning.memory_tracker import MemoryTracker
-from regard.training.planning.plan import plan
+from regard.training.planning.plan import plan_training
 from regard.training.planning.trial_step import TrialStep
 from regard.training.run.settings import make_settings
 from tests.support.thorough import slow_except
@@ -59,7 +59,7 @@ def extrapolated(monkeypatch):
 @pytest.mark.parametrize("family", TRAINABLE)
 def test_parameters_are_those_of_the_model(family):
     model = TRAINABLE[family].make_model(settings_of(family))
-    counted = plan(TRAINABLE[family], given(family)).parameters
+    counted = plan_training(family, given(family)).parameters
     unique = {id(parameter): parameter.numel() for parameter in model.parameters()}
     assert counted.total == counted.trainable == sum(unique.values())
     assert counted.embeddings + counted.backbone + counted.blocks + counted.heads == counted.total
@@ -68,7 +68,7 @@ def test_parameters_are_those_of_the_model(family):
 
 
 def test_parameters_of_each_part_of_a_bert():
-    counted = plan(TRAINABLE["bert"], given("bert")).parameters
+    counted = plan_training("bert", given("bert")).parameters
     width, inner, layers, vocabulary = 24, 56, 3, 501
     assert counted.embeddings == (vocabulary + 512 + 2 + 2) * width
     block = 4 * (width * width + width) + 2 * width * inner + inner + width + 4 * width
@@ -79,13 +79,13 @@ def test_parameters_of_each_part_of_a_bert():
 
 def test_an_output_layer_of_its_own_is_a_head():
     config = {**GIVEN["decoder"]["config"], "tie_word_embeddings": False}
-    tied, own = (plan(TRAINABLE["decoder"], given("decoder", **more)).parameters for more in ({}, {"config": config}))
+    tied, own = (plan_training("decoder", given("decoder", **more)).parameters for more in ({}, {"config": config}))
     assert (tied.heads, own.heads) == (0, 24 * 301)
     assert own.embeddings == tied.embeddings
 
 
 def test_a_frozen_backbone_has_no_gradients():
-    made = plan(TRAINABLE["captioner"], given("captioner", freeze_backbone=True))
+    made = plan_training("captioner", given("captioner", freeze_backbone=True))
     assert made.parameters.trainable == made.parameters.total - made.parameters.backbone
     assert made.memory.gradients == 4 * made.parameters.trainable
     assert made.memory.optimizer == 8 * made.parameters.trainable
@@ -143,7 +143,7 @@ VARIED += [(family, change) for family in TRAINABLE for change in ({"precision":
 @pytest.mark.parametrize(("family", "changes"), slow_except([*VARIED[:6], VARIED[-3]], VARIED), ids=str)
 def test_the_peak_is_that_of_training(family, changes, extrapolated, tmp_path):
     expected = measured_peak(family, tmp_path, **changes)
-    assert plan(TRAINABLE[family], given(family, **changes)).memory.peak == pytest.approx(expected, rel=0.1)
+    assert plan_training(family, given(family, **changes)).memory.peak == pytest.approx(expected, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -159,16 +159,16 @@ def test_the_peak_is_that_of_training(family, changes, extrapolated, tmp_path):
 )
 def test_the_peak_of_other_models_is_that_of_training(family, changes, tmp_path):
     expected = measured_peak(family, tmp_path, **changes)
-    assert plan(TRAINABLE[family], given(family, **changes)).memory.peak == pytest.approx(expected, rel=0.1)
+    assert plan_training(family, given(family, **changes)).memory.peak == pytest.approx(expected, rel=0.1)
 
 
 @pytest.mark.parametrize("family", TRAINABLE)
 def test_activations_grow_with_the_batch(family, extrapolated):
     tried = TrialStep(TRAINABLE[family], settings_of(family)).run(BATCH)
-    made = plan(TRAINABLE[family], given(family))
+    made = plan_training(family, given(family))
     assert made.memory.activations == pytest.approx(tried.saved, rel=1e-3)
     assert made.flops_per_token == pytest.approx(tried.flops / tried.tokens, rel=1e-9)
-    more = plan(TRAINABLE[family], given(family, batch_size=10 * BATCH))
+    more = plan_training(family, given(family, batch_size=10 * BATCH))
     assert more.memory.activations == pytest.approx(10 * made.memory.activations, rel=0.2)
 
 
@@ -187,7 +187,7 @@ def test_activations_are_the_tensors_saved():
 
 
 def test_parts_of_a_batch_take_less_than_the_whole():
-    whole, parts = (plan(TRAINABLE["bert"], given("bert", accumulation=number)) for number in (1, 4))
+    whole, parts = (plan_training("bert", given("bert", accumulation=number)) for number in (1, 4))
     assert (whole.examples, parts.examples) == (12, 3)
     assert parts.memory.activations < whole.memory.activations / 2
     assert parts.memory.peak < whole.memory.peak
@@ -195,14 +195,14 @@ def test_parts_of_a_batch_take_less_than_the_whole():
 
 
 def test_half_precision_halves_activations_and_no_weights():
-    full, half = (plan(TRAINABLE["decoder"], given("decoder", precision=name)).memory for name in ("no", "bf16"))
+    full, half = (plan_training("decoder", given("decoder", precision=name)).memory for name in ("no", "bf16"))
     assert half.weights == full.weights
     assert half.optimizer == full.optimizer
     assert half.activations < 0.9 * full.activations
 
 
 def test_several_devices_exchange_gradients_in_buckets(tmp_path):
-    one, four = (plan(TRAINABLE["decoder"], given("decoder"), devices=number) for number in (1, 4))
+    one, four = (plan_training("decoder", given("decoder"), devices=number) for number in (1, 4))
     assert (one.memory.communication, four.examples) == (0, 3)
     for name in ("weights", "gradients", "optimizer"):
         assert getattr(four.memory, name) == getattr(one.memory, name)
@@ -219,21 +219,21 @@ def test_several_devices_exchange_gradients_in_buckets(tmp_path):
 def test_sharding_shares_out_what_the_model_needs():
     deep = given("decoder", config={**SIZES, "num_hidden_layers": 12})
     whole, sharded = (
-        plan(TRAINABLE["decoder"], {**deep, "sharding": name}, devices=6).memory for name in ("none", "fsdp")
+        plan_training("decoder", {**deep, "sharding": name}, devices=6).memory for name in ("none", "fsdp")
     )
     for name in ("weights", "gradients", "optimizer"):
         assert getattr(sharded, name) == pytest.approx(getattr(whole, name) / 6, abs=2)
     assert sharded.activations == whole.activations
     assert 0 < sharded.communication < whole.communication
     assert sharded.peak < whole.peak
-    alone = plan(TRAINABLE["decoder"], {**deep, "sharding": "fsdp"}).memory
-    assert alone == plan(TRAINABLE["decoder"], deep).memory
+    alone = plan_training("decoder", {**deep, "sharding": "fsdp"}).memory
+    assert alone == plan_training("decoder", deep).memory
 
 
 @pytest.mark.parametrize(("precision", "size"), [("no", 4), ("bf16", 2)])
 def test_what_is_whole_at_once_when_sharded(precision, size):
     """All that is in no block, and one block, each with its gradients; and the block that is fetched meanwhile."""
-    made = plan(TRAINABLE["decoder"], given("decoder", sharding="fsdp", precision=precision), devices=2)
+    made = plan_training("decoder", given("decoder", sharding="fsdp", precision=precision), devices=2)
     block = made.parameters.blocks // SIZES["num_hidden_layers"]
     rest = made.parameters.total - SIZES["num_hidden_layers"] * block
     assert made.memory.communication == pytest.approx(size * (2 * rest + 3 * block), rel=0.01)
@@ -241,7 +241,7 @@ def test_what_is_whole_at_once_when_sharded(precision, size):
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="the memory of an accelerator is another")
 def test_weights_and_gradients_must_fit(monkeypatch):
-    needed = 8 * plan(TRAINABLE["decoder"], given("decoder")).parameters.total
+    needed = 8 * plan_training("decoder", given("decoder")).parameters.total
     for room, fits in ((needed, True), (needed - 1, False)):
         monkeypatch.setattr(planning.os, "sysconf", lambda name, room=room: room if name == "SC_PHYS_PAGES" else 1)
         model = TRAINABLE["decoder"].make_model(settings_of("decoder"))
@@ -270,14 +270,14 @@ def bert_formula(length: int, predicted: int) -> float:
 
 @pytest.mark.parametrize(("length", "predicted"), [(31, 4), (64, 9), (111, 16)])
 def test_operations_of_a_bert(length, predicted):
-    made = plan(TRAINABLE["bert"], given("bert", max_length=length))
+    made = plan_training("bert", given("bert", max_length=length))
     assert made.flops_per_token == pytest.approx(bert_formula(length, predicted) / length, rel=0.01)
 
 
 @pytest.mark.parametrize(("dropout", "attention"), [(0.1, 3), (0.0, 3.5)])
 def test_operations_of_a_decoder(dropout, attention):
     width, inner, layers, vocabulary, length = 24, 56, 3, 301, 37
-    made = plan(TRAINABLE["decoder"], given("decoder", dropout=dropout))
+    made = plan_training("decoder", given("decoder", dropout=dropout))
     # A fused kernel computes the scores once more on its way back.
     expected = 3 * (layers * (8 * width**2 + 4 * width * inner) + 2 * width * vocabulary)
     expected += layers * attention * 4 * width * length
@@ -297,7 +297,7 @@ def test_operations_are_those_that_torch_counts(family):
     with FlopCounterMode(display=False) as counter:
         model(**batch).loss.backward()
     changes |= {"dropout": 1e-3} if family == "transformer" else {}
-    own = plan(TRAINABLE[family], given(family, **changes))
+    own = plan_training(family, given(family, **changes))
     # The counter does not know an LSTM's kernel, which the captioner's decoder does not use.
     assert own.flops_per_token == pytest.approx(counter.get_total_flops() / tokens, rel=0.01)
 
@@ -332,7 +332,7 @@ def test_tokens_are_counted_as_in_training(family, task):
     config = TRAINABLE[family].make_model(settings).config
     batch, tokens = TRAINABLE[family].synthetic_batch(settings, config, 5)
     assert tokens == task.tokens(None, batch)
-    assert plan(TRAINABLE[family], given(family)).tokens_per_step * 5 == tokens * BATCH
+    assert plan_training(family, given(family)).tokens_per_step * 5 == tokens * BATCH
 
 
 @pytest.mark.parametrize(("rate", "number"), [(0.15, 4), (0.4, 11), (0.001, 1)])
@@ -347,7 +347,7 @@ def test_so_many_tokens_are_predicted(rate, number):
 
 def test_the_vocabulary():
     def vocabulary(family: str, **changes) -> tuple[int, tuple[str, ...]]:
-        made = plan(TRAINABLE[family], {"max_length": 9, "batch_size": 2, **changes})
+        made = plan_training(family, {"max_length": 9, "batch_size": 2, **changes})
         return made.vocab_size, made.notes
 
     assert vocabulary("bert", vocab_size=333) == (333, ())
@@ -362,7 +362,7 @@ def test_the_vocabulary():
 
 def test_the_vocabulary_of_a_tokenizer(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
-    made = plan(TRAINABLE["bert"], given("bert", tokenizer=str(tmp_path)))
+    made = plan_training("bert", given("bert", tokenizer=str(tmp_path)))
     assert (made.vocab_size, made.notes) == (len(tokenizer), ())
 
 
@@ -370,15 +370,15 @@ def test_the_vocabulary_of_a_tokenizer(tokenizer, tmp_path):
 
 
 def test_time():
-    made = plan(TRAINABLE["decoder"], given("decoder"), devices=3, speed=2000, tokens=6e6, efficiency=0.5)
+    made = plan_training("decoder", given("decoder"), devices=3, speed=2000, tokens=6e6, efficiency=0.5)
     assert (made.tokens, made.speed, made.measured) == (6_000_000, 2000, False)
     assert made.seconds == pytest.approx(6e6 / (3 * 2000 * 0.5))
     assert made.steps == math.ceil(6e6 / (BATCH * 37))
     assert made.flops == pytest.approx(6e6 * made.flops_per_token)
-    untimed = plan(TRAINABLE["decoder"], given("decoder", steps=7))
+    untimed = plan_training("decoder", given("decoder", steps=7))
     assert (untimed.speed, untimed.seconds) == (None, None)
     assert (untimed.steps, untimed.tokens) == (7, 7 * BATCH * 37)
-    assert plan(TRAINABLE["decoder"], given("decoder")).tokens == 10**9
+    assert plan_training("decoder", given("decoder")).tokens == 10**9
 
 
 def test_the_speed_is_that_of_whole_steps(monkeypatch):
@@ -409,7 +409,7 @@ def test_a_measured_plan(monkeypatch):
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    made = plan(TRAINABLE["bert"], given("bert"), measure=True, tokens=1e6)
+    made = plan_training("bert", given("bert"), measure=True, tokens=1e6)
     assert made.measured
     assert made.seconds == pytest.approx(1e6 / made.speed)
     # Chance is the caller's.
@@ -433,7 +433,7 @@ def test_a_measured_plan(monkeypatch):
 )
 def test_arguments_that_will_not_do(options, message):
     with pytest.raises(ValueError, match=message):
-        plan(TRAINABLE["bert"], given("bert"), **options)
+        plan_training("bert", given("bert"), **options)
 
 
 @pytest.mark.parametrize(
@@ -450,10 +450,10 @@ def test_arguments_that_will_not_do(options, message):
 )
 def test_settings_that_will_not_do(family, changes, message):
     with pytest.raises(ValueError, match=message):
-        plan(TRAINABLE[family], given(family, **changes))
+        plan_training(family, given(family, **changes))
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="an accelerator has float16")
 def test_float16_needs_an_accelerator():
     with pytest.raises(ValueError, match=r"`precision` \('fp16'\) needs an accelerator"):
-        plan(TRAINABLE["bert"], given("bert", precision="fp16"))
+        plan_training("bert", given("bert", precision="fp16"))
